@@ -1,0 +1,46 @@
+# make test PYTHON=python3.12 uses that interpreter's environment; without PYTHON there is a .venv.
+PYTHON ?=
+VENV := .venv
+RUN := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
+FUZZ_ARGS ?= --time 60s
+TEST_ARGS ?= -n auto
+
+.PHONY: help setup test fuzz lint format bench peers clean
+
+help:
+	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
+	@echo "make test    set up, then run the tests (TEST_ARGS='-n 4 tests/oracle')"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   where the time of a case goes"
+	@echo "make peers   fetch the kernels of other engines, for --target tokenspeed"
+	@echo "PYTHON=...   use that interpreter's environment instead of .venv"
+
+setup:
+ifeq ($(PYTHON),)
+	@test -x $(VENV)/bin/python || python3 -m venv $(VENV)
+endif
+	@$(RUN) scripts/install.py
+
+test: setup
+	$(RUN) -m pytest $(TEST_ARGS)
+
+fuzz: setup
+	$(RUN) -m pagefault fuzz $(FUZZ_ARGS)
+
+lint: setup
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: setup
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: setup
+	$(RUN) benchmarks/bench_engine.py
+
+peers: setup
+	$(RUN) scripts/peers.py
+
+clean:
+	rm -rf $(VENV) .peers .pagefault build dist

@@ -1,0 +1,284 @@
+"""What came back from both replicas, held against what the oracle says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .case import Case
+from .family import Expected, Family, TensorValue
+from .memory import NUMPY_DTYPES, POISONS, Cell, Plan, Words
+from .verdict import Finding, Verdict, sorted_findings
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call on one replica came back with, besides memory.
+
+    Attributes:
+        returned: By path, as `Family.returned` takes the result apart.
+        raised: The exception, if it raised.
+        warnings: The warnings that it logged.
+    """
+
+    returned: Mapping[str, Any]
+    raised: BaseException | None
+    warnings: tuple[str, ...]
+
+    def fetched(self) -> dict[str, Any]:
+        """Return what was returned with every tensor's elements on the host."""
+        return {
+            path: value.tolist() if isinstance(value, torch.Tensor) else value
+            for path, value in self.returned.items()
+        }
+
+
+class Comparison:
+    """Compares both replicas of one case with what the oracle says.
+
+    Args:
+        family: The function's family.
+        case: The case.
+        plan: Where its tensors lie.
+        expected: What the oracle says.
+        device: "cpu" or "cuda", where the call ran.
+    """
+
+    def __init__(
+        self, family: Family, case: Case, plan: Plan, expected: Expected, device: str
+    ) -> None:
+        self._family = family
+        self._case = case
+        self._plan = plan
+        self._expected = expected
+        self._writes = {} if expected.raises else expected.writes
+        self._device = device
+        self._findings: list[Finding] = []
+        self._summary: list[str] = []
+
+    def verdict(
+        self,
+        before: Words,
+        after: Words,
+        outcomes: Sequence[Outcome],
+        fetched: Sequence[Mapping[str, Any]],
+    ) -> Verdict:
+        """Return everything that is wrong.
+
+        Args:
+            before: Both replicas before the call.
+            after: Both replicas after it.
+            outcomes: What the calls on them came back with.
+            fetched: The same, with the elements of returned tensors.
+        """
+        raised = self._compare_exceptions(outcomes)
+        self._compare_memory(before, after, values_matter=not raised)
+        if not raised:
+            self._compare_returned(outcomes[0].returned, fetched)
+            self._compare_warnings(outcomes[0].warnings)
+        return Verdict(self._family.name, sorted_findings(self._findings), tuple(self._summary))
+
+    def _compare_exceptions(self, outcomes: Sequence[Outcome]) -> bool:
+        """Compare what was raised; return whether anything was or should have been."""
+        expected = self._expected.raises
+        for outcome in outcomes:
+            error = outcome.raised
+            if error is None and expected is not None:
+                headline = f"{self._family.name} returned, but should raise {expected.__name__}"
+                self._findings.append(Finding("not refused", expected.__name__, headline))
+                return True
+            if error is not None and (expected is None or not isinstance(error, expected)):
+                wanted = f", but should raise {expected.__name__}" if expected else ""
+                headline = f"{self._family.name} raised {type(error).__name__}{wanted}"
+                lines = tuple(str(error).strip().splitlines()[:3])
+                self._findings.append(Finding("raised", type(error).__name__, headline, lines))
+                return True
+        return expected is not None
+
+    def _compare_memory(self, before: Words, after: Words, values_matter: bool) -> None:
+        num_words = self._plan.num_bytes // 4
+        wanted = before.copy()
+        halves = (slice(0, num_words), slice(num_words, 2 * num_words))
+        for half in halves:
+            for region in self._plan.regions:
+                if region.name in self._writes:
+                    writes = self._writes[region.name]
+                    elements = self._plan.elements(wanted[half], region)
+                    if isinstance(writes, Mapping):
+                        for index, value in writes.items():
+                            elements[region.offset_of(index)] = value
+                    else:
+                        elements[: len(writes)] = writes
+        if np.array_equal(after, wanted):
+            return
+        replicas = [_Replica(before[half], after[half], wanted[half]) for half in halves]
+        cells = {
+            self._plan.cell_at(4 * int(word))
+            for replica in replicas
+            for word in np.flatnonzero(replica.after != replica.wanted)
+        }
+        strays = []
+        by_tensor: dict[str, list[Cell]] = defaultdict(list)
+        for cell in sorted(cells, key=lambda cell: (cell.region.start_bytes, cell.offset)):
+            if self._may_be_written(cell):
+                by_tensor[cell.region.name].append(cell)
+            else:
+                strays.append(cell)
+        self._report_strays(strays, replicas)
+        if values_matter:
+            for name, wrong in by_tensor.items():
+                self._report_cells(name, wrong, replicas)
+        if not strays:
+            self._summary.append("guards intact; inputs intact")
+
+    def _may_be_written(self, cell: Cell) -> bool:
+        writes = self._writes.get(cell.region.name)
+        if writes is None or cell.index is None:
+            return False
+        return cell.index in writes if isinstance(writes, Mapping) else cell.index < len(writes)
+
+    def _report_strays(self, strays: Sequence[Cell], replicas: Sequence[_Replica]) -> None:
+        groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+        for cell in strays:
+            is_input = cell.region.is_input and cell.region.name not in self._writes
+            kind = "input changed" if is_input and cell.index is not None else "outside"
+            groups[kind, cell.region.name].append(cell)
+        for (kind, name), cells in groups.items():
+            replica = next(
+                r for r in replicas if cells[0].value(r.after) != cells[0].value(r.before)
+            )
+            found, was = cells[0].value(replica.after), cells[0].value(replica.before)
+            self._findings.append(
+                Finding(
+                    kind,
+                    name,
+                    f"{cells[0]} = {found}, but should still be {was}",
+                    (f"{_count(len(cells), 'cell')} in or beside {name} changed",),
+                )
+            )
+
+    def _report_cells(self, name: str, cells: Sequence[Cell], replicas: Sequence[_Replica]) -> None:
+        wrong = []
+        for cell in cells:
+            assert cell.index is not None
+            found = (cell.value(replicas[0].after), cell.value(replicas[1].after))
+            wrong.append((cell.index, str(cell), found, cell.value(replicas[0].wanted)))
+        self._report_values(name, wrong, len(self._writes[name]))
+
+    def _report_values(
+        self, where: str, wrong: Sequence[tuple[int, str, Pair, int]], total: int
+    ) -> None:
+        """Report wrong elements of one tensor, the first of each kind.
+
+        Args:
+            where: The tensor or the path of what was returned.
+            wrong: Flat index, place, what both replicas hold, what they should hold.
+            total: Elements compared.
+        """
+        if not wrong:
+            return
+        seen = set()
+        for index, place, found, should in wrong:
+            kind, headline = _judge(place, found, should)
+            different = found[0] if found[0] != should else found[1]
+            explanation = self._family.explain(self._case, where, index, different)
+            role = f"{where.split('[')[0]}: {explanation.role}"
+            if (kind, role) not in seen:
+                seen.add((kind, role))
+                self._findings.append(Finding(kind, role, headline, explanation.lines))
+        self._summary.append(f"{len(wrong)} of {_count(total, 'element')} of {where} differ")
+
+    def _compare_returned(
+        self, returned: Mapping[str, Any], fetched: Sequence[Mapping[str, Any]]
+    ) -> None:
+        expected = self._expected.returns
+        if expected is None:
+            if any(value is not None for value in returned.values()):
+                self._wrong_return("result", "returned something, but should return None")
+            return
+        missing = [path for path in expected if path not in returned]
+        surplus = [path for path in returned if path not in expected]
+        if missing or surplus:
+            what = f"without {missing[0]}" if missing else f"with {surplus[0]}"
+            self._wrong_return("result", f"returned something {what}")
+            return
+        for path, wanted in expected.items():
+            found = [f[path] for f in fetched]
+            if isinstance(wanted, TensorValue):
+                self._compare_tensor(path, wanted, returned[path], found)
+            elif any(type(value) is not int for value in found):
+                self._wrong_return(path, f"{path} is {found[0]!r}, but should be an int")
+            elif found != [wanted, wanted]:
+                self._report_values(path, [(0, path, (found[0], found[1]), wanted)], 1)
+
+    def _compare_tensor(
+        self, path: str, wanted: TensorValue, tensor: Any, elements: Sequence[Any]
+    ) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            self._wrong_return(path, f"{path} is {tensor!r}, but should be a tensor")
+            return
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        device = "cpu" if wanted.on_host else self._device
+        found = (dtype, list(tensor.shape), tensor.device.type)
+        should = (wanted.dtype, list(wanted.shape), device)
+        if found != should:
+            text = "{} is {} {} on {}, but should be {} {} on {}"
+            self._wrong_return(path, text.format(path, *found, *should))
+            return
+        values = [np.array(e, dtype=NUMPY_DTYPES[wanted.dtype]).ravel() for e in elements]
+        correct = np.array(wanted.values, dtype=NUMPY_DTYPES[wanted.dtype]).ravel()
+        wrong = []
+        for index in np.flatnonzero((values[0] != correct) | (values[1] != correct)):
+            place = path + "".join(f"[{i}]" for i in np.unravel_index(index, wanted.shape))
+            pair = (int(values[0][index]), int(values[1][index]))
+            wrong.append((int(index), place, pair, int(correct[index])))
+        self._report_values(path, wrong, len(correct))
+
+    def _wrong_return(self, path: str, what: str) -> None:
+        headline = f"{self._family.name}: {what}"
+        self._findings.append(Finding("returned", path.split("[")[0], headline))
+
+    def _compare_warnings(self, found: Sequence[str]) -> None:
+        wanted = self._expected.warnings
+        if wanted is None:
+            return
+        if len(found) != len(wanted):
+            headline = f"{_count(len(found), 'warning')} logged, but should be {len(wanted)}"
+            self._findings.append(Finding("log", "count", headline, tuple(found[:3])))
+            return
+        for message, words in zip(found, wanted):
+            missing = [word for word in words if word not in message]
+            if missing:
+                headline = f"a warning does not say {missing[0]}"
+                self._findings.append(Finding("log", "words", headline, (repr(message),)))
+                return
+
+
+@dataclass(frozen=True)
+class _Replica:
+    """The words of one replica: before the call, after it, and as they should be after it."""
+
+    before: Words
+    after: Words
+    wanted: Words
+
+
+def _judge(place: str, found: Pair, should: int) -> tuple[str, str]:
+    """Return the kind of a wrong element, and what to say of it."""
+    if found[0] == found[1]:
+        return "value", f"{place} = {found[0]}, but should be {should}"
+    if found == POISONS:
+        return "unwritten", f"{place} was not written, but should be {should}"
+    either = f"{place} = {found[0]} or {found[1]}, by what lay in memory"
+    return "stale", f"{either}, but should be {should}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,194 @@
+"""One property: a function conforms to its family's contract."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .case import Case
+from .device import prepare, resolve_device
+from .family import Dialect, Family, family_named
+from .minimal import Budget, Minimal, minimise
+from .oracle.slots import Holes
+from .stream import derived_seed, draw_cases
+from .verdict import Signature
+
+SHRINK_BUDGET = Budget(seconds=30.0)
+
+
+class NonConformance(AssertionError):
+    """A function does not do what its contract says; the message is the report.
+
+    Attributes:
+        case: The smallest case that shows it.
+        path: Where its JSON lies.
+    """
+
+    def __init__(self, message: str, case: Case, path: Path) -> None:
+        super().__init__(message)
+        self.case = case
+        self.path = path
+
+
+@dataclass
+class Session:
+    """What all properties of a process share; the pytest plugin sets it from its options.
+
+    Attributes:
+        device: "auto", "cpu" or "cuda".
+        seed: From which every property's is derived, or None for a new one each time.
+        out: Where the cases of findings go.
+    """
+
+    device: str = "auto"
+    seed: int | None = None
+    out: Path = Path(".pagefault/cases")
+
+
+session = Session()
+
+
+def write_case(folder: Path, family: Family, signature: Signature, text: str) -> Path:
+    """Write a case's JSON under a name that its signature gives, and return the path.
+
+    Args:
+        folder: Made if it is missing.
+        family: The case's family.
+        signature: The finding's.
+        text: The JSON.
+
+    Raises:
+        OSError: The folder or the file can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{family.name}-{derived_seed(signature):016x}"[: len(family.name) + 5]
+    path = path.with_suffix(".json")
+    path.write_text(text)
+    return path
+
+
+def assert_conforms(
+    function: Callable[..., Any],
+    family: Family | str | None = None,
+    *,
+    overflow_slot: int = 0,
+    holes: Holes = "divert",
+    without: Iterable[str] = (),
+    num_cases: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+) -> None:
+    """Hold a function to its family's contract, on as many cases as Hypothesis's profile says.
+
+    Args:
+        function: A launcher; called with positional arguments in the contract's order.
+        family: Which contract; the function's name says, if this does not.
+        overflow_slot: Where overflow and holes go in the function's dialect.
+        holes: What a negative page id means in it.
+        without: Edges that no case may have, because the function can't do them.
+        num_cases: How many cases, or None for `max_examples` of the current profile.
+        seed: Of the stream of cases, or None for the session's.
+        device: "auto", "cpu" or "cuda", or None for the session's.
+
+    Raises:
+        NonConformance: It does not conform; with the smallest case found and how to replay it.
+        FamilyError: There is no such family.
+        DeviceError: There is no such device.
+    """
+    __tracebackhide__ = True
+    from .target import Target
+
+    if not isinstance(family, Family):
+        family = family_named(family or function.__name__)
+    target = Target(
+        function.__name__,
+        {family.name: function},
+        dialect=Dialect(overflow_slot, holes),
+        without=dict.fromkeys(without, "excluded by the caller"),
+    )
+    check_family(
+        target, family, num_cases=num_cases, seed=seed, device=device, replay=_replay(function)
+    )
+
+
+def check_family(
+    target: Any,
+    family: Family,
+    *,
+    num_cases: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    shard: int = 0,
+    replay: str = "",
+) -> None:
+    """Check one family of a target; see `assert_conforms`.
+
+    Args:
+        target: The `Target`.
+        family: The family.
+        num_cases: How many cases.
+        seed: Of the stream.
+        device: Where to run.
+        shard: Which of several streams of this property.
+        replay: What follows the case's path in the line that replays it.
+
+    Raises:
+        NonConformance: The target does not conform.
+    """
+    __tracebackhide__ = True
+    import hypothesis
+
+    from .checker import Checker
+
+    resolved = resolve_device(session.device if device is None else device)
+    prepare(resolved)
+    checker = Checker(target, resolved)
+    base = session.seed if seed is None else seed
+    base = random.getrandbits(32) if base is None else base
+    failures: list[Minimal] = []
+
+    def use(case: Case) -> None:
+        if failures:
+            return
+        verdict = checker.check(family, case)
+        if not verdict.passed:
+            failures.append(Minimal(case, verdict, 0))
+
+    draw_cases(
+        family.strategy(target.domain),
+        hypothesis.settings().max_examples if num_cases is None else num_cases,
+        derived_seed(base, family.name, shard),
+        use,
+    )
+    if not failures:
+        return
+    smallest = failures[0]
+    how_small = "not shrunk: the device was lost"
+    if not smallest.verdict.fatal:
+        smallest = minimise(
+            family,
+            smallest.case,
+            smallest.verdict,
+            lambda case: checker.check(family, case),
+            SHRINK_BUDGET,
+        )
+        how_small = str(smallest)
+    text = family.to_json(smallest.case)
+    path = write_case(session.out, family, smallest.verdict.signature, text)
+    raise NonConformance(
+        f"{smallest.verdict.text()}\n  {how_small}\n"
+        f"  replay: pagefault repro {path}{replay} --device {resolved}",
+        smallest.case,
+        path,
+    )
+
+
+def _replay(function: Callable[..., Any]) -> str:
+    try:
+        return f" --target {inspect.getsourcefile(inspect.unwrap(function))}"
+    except TypeError:
+        return ""

@@ -1,0 +1,255 @@
+"""The families of `update_req_to_page` and `update_block_table`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TypeVar
+
+from ..family import Argument, Changes, Dialect, Expected, Explanation, Family, Plain, Tensor
+from ..oracle import req_to_page as oracle
+from ..strategies.req_to_page import (
+    REFUSALS,
+    PagesCase,
+    UpdateBlockTableCase,
+    UpdateReqToPageCase,
+    update_block_table_cases,
+    update_req_to_page_cases,
+)
+from .slots import (
+    INT32_MAX,
+    TILE_TOKENS,
+    all_layout_edges,
+    layout_edges,
+    pool_edges,
+    simpler_rows,
+    smaller,
+)
+
+T = TypeVar("T")
+
+PAGE_EDGES = frozenset(
+    [
+        *("begin before the row end", "begin at the row end", "begin past the row end"),
+        *("clamped: one", "clamped: several", "everything clamped away", "row filled"),
+        *(f"no pages: {place} request" for place in ("first", "middle", "last")),
+        *("no requests", "no new pages", "more than one tile", "more than 64 requests"),
+        *("row 0", "last row", "rows permuted", "rows gapped", "row repeated"),
+        *("hole", "page id 0", "largest page id", "no pages in the table", "far begin"),
+    ]
+)
+COMMON_PAGE_EDGES = frozenset(
+    [
+        *("begin before the row end", "begin at the row end", "begin past the row end"),
+        *("clamped: one", "clamped: several", "everything clamped away", "row filled"),
+        *("row 0", "rows permuted", "hole", "page id 0", "pitched table", "more than one tile"),
+    ]
+)
+
+
+def _num_pages(case: PagesCase) -> int:
+    return sum(map(len, case.new_occupied_pages))
+
+
+def _table(case: PagesCase) -> Tensor:
+    table = case.req_to_page
+    return Tensor("req_to_page", (table.num_rows, table.max_pages), table)
+
+
+def _update_arguments(case: UpdateReqToPageCase) -> list[Argument]:
+    batch_size = case.num_requests
+    flat = [page_id for page_ids in case.new_occupied_pages for page_id in page_ids]
+    counts = [len(page_ids) for page_ids in case.new_occupied_pages]
+    return [
+        _table(case),
+        Tensor("req_pool_indices", (batch_size,), case.req_pool_indices),
+        Tensor("new_occupied_pages", (len(flat),), flat),
+        Tensor("new_occupied_pages_num", (batch_size,), counts),
+        Tensor("pages_copy_starts", (batch_size,), case.begins),
+    ]
+
+
+def _block_table_arguments(case: UpdateBlockTableCase) -> list[Argument]:
+    def forward_op(device: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            request_ids=_request_ids(case),
+            request_pool_indices=list(case.req_pool_indices),
+            sizes=list(case.sizes),
+            begins=list(case.begins),
+            new_occupied_pages=[list(page_ids) for page_ids in case.new_occupied_pages],
+        )
+
+    return [Plain("forward_op", forward_op), Plain("device", lambda device: device), _table(case)]
+
+
+def _request_ids(case: UpdateBlockTableCase) -> list[str]:
+    return [f"request-{req_idx}" for req_idx in range(case.num_requests)]
+
+
+def _written(case: PagesCase) -> dict[int, int]:
+    max_pages = case.req_to_page.max_pages
+    writes = oracle.page_writes(
+        max_pages,
+        case.req_pool_indices,
+        [page_id for page_ids in case.new_occupied_pages for page_id in page_ids],
+        [len(page_ids) for page_ids in case.new_occupied_pages],
+        case.begins,
+    )
+    return {row * max_pages + column: page_id for row, column, page_id in writes}
+
+
+def _expect_update(case: UpdateReqToPageCase, dialect: Dialect) -> Expected:
+    return Expected({"req_to_page": _written(case)})
+
+
+def _expect_block_table(case: UpdateBlockTableCase, dialect: Dialect) -> Expected:
+    if case.refusal:
+        return Expected({"req_to_page": {}}, raises=ValueError)
+    max_pages = case.req_to_page.max_pages
+    clamped = oracle.clamped_requests(max_pages, _request_ids(case), case.sizes, case.begins)
+    warnings = [[str(word) for word in request] for request in clamped]
+    return Expected({"req_to_page": _written(case)}, warnings=warnings)
+
+
+def _edges(case: PagesCase) -> frozenset[str]:
+    edges = pool_edges(case.req_pool_indices, case.req_to_page.num_rows) | layout_edges(case)
+    max_pages = case.req_to_page.max_pages
+    num_clamped = num_written = 0
+    last = case.num_requests - 1
+    for i, (begin, page_ids) in enumerate(zip(case.begins, case.new_occupied_pages)):
+        if not page_ids:
+            place = "first" if i == 0 else "last" if i == last else "middle"
+            edges.add(f"no pages: {place} request")
+            continue
+        end = begin + len(page_ids)
+        num_written += max(0, min(end, max_pages) - begin)
+        num_clamped += end > max_pages
+        where = "before" if begin < max_pages else "at" if begin == max_pages else "past"
+        edges.add(f"begin {where} the row end")
+        if end == max_pages:
+            edges.add("row filled")
+        if begin > 2**30:
+            edges.add("far begin")
+        if min(page_ids) < 0:
+            edges.add("hole")
+        if 0 in page_ids:
+            edges.add("page id 0")
+        if max(page_ids) == INT32_MAX:
+            edges.add("largest page id")
+    num_pages = _num_pages(case)
+    if num_clamped:
+        edges.add("clamped: several" if num_clamped > 1 else "clamped: one")
+    if not num_pages:
+        edges.add("no new pages")
+    elif not num_written:
+        edges.add("everything clamped away")
+    if num_pages > TILE_TOKENS:
+        edges.add("more than one tile")
+    if not max_pages:
+        edges.add("no pages in the table")
+    return frozenset(edges)
+
+
+def _block_table_edges(case: UpdateBlockTableCase) -> frozenset[str]:
+    if case.refusal:
+        return frozenset([f"refused: {case.refusal}"])
+    return _edges(case)
+
+
+def _explain(case: PagesCase, where: str, index: int, found: int) -> Explanation:
+    row, column = divmod(index, case.req_to_page.max_pages)
+    for req_idx, (req_pool_idx, begin, page_ids) in enumerate(
+        zip(case.req_pool_indices, case.begins, case.new_occupied_pages)
+    ):
+        if req_pool_idx == row and begin <= column < begin + len(page_ids):
+            whose = (
+                f"request {req_idx} (pool row {row}), page {column - begin} of {len(page_ids)}, "
+                f"which begin at column {begin}"
+            )
+            return Explanation("new page", (whose, *_origin(case, found, row, column)))
+    return Explanation("old page")
+
+
+def _origin(case: PagesCase, found: int, row: int, column: int) -> list[str]:
+    """Say where a wrong page id came from."""
+    for other, page_ids in enumerate(case.new_occupied_pages):
+        if found in page_ids:
+            return [f"{found} is page {page_ids.index(found)} of request {other}"]
+    for cell in case.req_to_page.cells_holding(found):
+        beside = "what the cell held before" if cell == (row, column) else "another cell's id"
+        return [f"{found} was in [{cell[0]}][{cell[1]}] of the page table: {beside}"]
+    return []
+
+
+def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
+    yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    yield from _simpler_width(case)
+
+
+def _simpler_block_table(case: UpdateBlockTableCase) -> Iterator[Changes]:
+    if case.refusal != "pool index":
+        yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    for i, page_ids in enumerate(case.new_occupied_pages):
+        for fewer in smaller(len(page_ids), 0):
+            shortened = page_ids[:fewer]
+            sizes = case.sizes[i] - len(page_ids) + fewer
+            yield {
+                "new_occupied_pages": _with(case.new_occupied_pages, i, shortened),
+                "sizes": _with(case.sizes, i, sizes),
+            }
+    yield from _simpler_width(case)
+
+
+def _with(items: tuple[T, ...], at: int, item: T) -> tuple[T, ...]:
+    return (*items[:at], item, *items[at + 1 :])
+
+
+def _simpler_width(case: PagesCase) -> Iterator[Changes]:
+    """Yield the case with fewer columns, the begins where they were or moved along."""
+    table = case.req_to_page
+    for width in smaller(table.max_pages, 0):
+        narrower = table.resized(table.num_rows, width)
+        begins = tuple(max(0, begin - table.max_pages + width) for begin in case.begins)
+        yield {"req_to_page": narrower}
+        yield {"req_to_page": narrower, "begins": begins}
+
+
+FAMILIES = [
+    Family(
+        name="update_req_to_page",
+        parameters=(
+            "req_to_page",
+            "req_pool_indices",
+            "new_occupied_pages",
+            "new_occupied_pages_num",
+            "pages_copy_starts",
+        ),
+        case_type=UpdateReqToPageCase,
+        cases=update_req_to_page_cases,
+        arguments=_update_arguments,
+        expect=_expect_update,
+        edges=_edges,
+        size=_num_pages,
+        all_edges=(PAGE_EDGES | all_layout_edges(UpdateReqToPageCase.PLAIN, "req_to_page", []))
+        - {"int64 new_occupied_pages"},
+        must_reach=COMMON_PAGE_EDGES | {"row repeated", "offset"},
+        explain=_explain,
+        simpler=_simpler_update,
+    ),
+    Family(
+        name="update_block_table",
+        parameters=("forward_op", "device", "req_to_page"),
+        case_type=UpdateBlockTableCase,
+        cases=update_block_table_cases,
+        arguments=_block_table_arguments,
+        expect=_expect_block_table,
+        edges=_block_table_edges,
+        size=_num_pages,
+        all_edges=PAGE_EDGES
+        | all_layout_edges(UpdateBlockTableCase.PLAIN, "req_to_page", [])
+        | {f"refused: {refusal}" for refusal in REFUSALS},
+        must_reach=COMMON_PAGE_EDGES | {f"refused: {refusal}" for refusal in REFUSALS},
+        explain=_explain,
+        simpler=_simpler_block_table,
+    ),
+]

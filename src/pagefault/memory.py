@@ -1,0 +1,323 @@
+"""Guarded memory: one arena that holds every tensor of a call twice, each time in other poison.
+
+    | guard | tensor | guard | tensor | guard | … the same again, with the other poison
+
+Every byte that is not input is poison: guards, the gap behind each row of a pitched table, outputs
+and what lies behind them. The arena goes to the device in one copy and comes back in one copy, and
+all of it is compared. A pass says that no byte of the arena changed that the contract does not
+name; a write that jumps over the arena is not seen here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .case import Case, PageTable
+from .family import Tensor
+
+GUARD_BYTES = 128
+END_GUARD_BYTES = 4096
+ALIGNMENT_BYTES = 64
+
+# One negative and one small and positive, so that a stale cell that is taken for a page id, a
+# length or an index gives two different answers but seldom an address far away.
+POISONS = (-7, 11)
+
+NUMPY_DTYPES = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
+TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64}
+
+Words = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where one tensor lies in a replica of the arena.
+
+    Attributes:
+        name: The argument's name.
+        is_input: Whether the tensor holds input when the call starts.
+        dtype: "int32" or "int64".
+        start_bytes: Offset of its first element.
+        rows: 1 for a vector.
+        columns: Elements in a row.
+        row_stride: Elements from one row to the next.
+        shape: What the function is given, spare elements included.
+    """
+
+    name: str
+    is_input: bool
+    dtype: str
+    start_bytes: int
+    rows: int
+    columns: int
+    row_stride: int
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize_bytes(self) -> int:
+        return NUMPY_DTYPES[self.dtype].itemsize
+
+    @property
+    def num_elements(self) -> int:
+        """Elements from the first to the last, gaps included."""
+        if self.rows == 0 or self.columns == 0:
+            return 0
+        return (self.rows - 1) * self.row_stride + self.columns
+
+    @property
+    def end_bytes(self) -> int:
+        return self.start_bytes + self.num_elements * self.itemsize_bytes
+
+    def offset_of(self, index: int) -> int:
+        """Return where the element of a flat index (row * columns + column) lies, in elements."""
+        row, column = divmod(index, self.columns)
+        return row * self.row_stride + column
+
+
+class Cell(NamedTuple):
+    """A place in the arena, in terms of the tensor that it belongs to or lies next to.
+
+    Attributes:
+        region: The tensor.
+        offset: Elements from the tensor's first one; negative before it, and what lies behind a
+            row or the tensor counts on.
+    """
+
+    region: Region
+    offset: int
+
+    @property
+    def index(self) -> int | None:
+        """The flat index of the element, or None outside the tensor and in a gap."""
+        region = self.region
+        if not 0 <= self.offset < region.num_elements:
+            return None
+        row, column = divmod(self.offset, region.row_stride)
+        return row * region.columns + column if column < region.columns else None
+
+    def value(self, words: Words) -> int:
+        """Return what the cell holds in a replica."""
+        buffer = words if self.region.dtype == "int32" else words.view(np.int64)
+        return int(buffer[self.region.start_bytes // self.region.itemsize_bytes + self.offset])
+
+    def __str__(self) -> str:
+        region = self.region
+        if self.offset < 0:
+            return f"{region.name}: element {-self.offset} before its start"
+        if self.offset >= region.num_elements:
+            return f"{region.name}: element {self.offset - region.num_elements} past its end"
+        if len(region.shape) == 1:
+            return f"{region.name}[{self.offset}]"
+        row, column = divmod(self.offset, region.row_stride)
+        if column >= region.columns:
+            return f"{region.name}: element {column - region.columns} of the gap behind row {row}"
+        return f"{region.name}[{row}][{column}]"
+
+
+class Plan:
+    """Where each tensor of one case lies in a replica.
+
+    Args:
+        case: The case, for its placements.
+        tensors: Its arguments that are device tensors.
+    """
+
+    def __init__(self, case: Case, tensors: Sequence[Tensor]) -> None:
+        self.regions: list[Region] = []
+        cursor = END_GUARD_BYTES
+        for tensor in tensors:
+            placement = case.placement(tensor.name)
+            itemsize = NUMPY_DTYPES[placement.dtype].itemsize
+            shape = tensor.shape
+            if tensor.values is None:
+                shape = (shape[0] + placement.spare,)
+            rows, columns = (1, shape[0]) if len(shape) == 1 else shape
+            region = Region(
+                tensor.name,
+                tensor.values is not None,
+                placement.dtype,
+                cursor + placement.offset * itemsize,
+                rows,
+                columns,
+                columns + placement.pitch if len(shape) == 2 else columns,
+                shape,
+            )
+            self.regions.append(region)
+            cursor = -(-(region.end_bytes + GUARD_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.num_bytes = cursor + END_GUARD_BYTES
+        # The guard between two tensors is split half-way when a stray write has to be named.
+        self._bounds = [region.start_bytes - GUARD_BYTES // 2 for region in self.regions[1:]]
+
+    def fill(self, words: Words, tensors: Sequence[Tensor], poison: int) -> None:
+        """Write one replica: poison everywhere, then the inputs.
+
+        Args:
+            words: [num_bytes / 4] int32, the replica.
+            tensors: In the order of the plan.
+            poison: The value of every cell that is not input.
+        """
+        words.fill(poison)
+        wide = words.view(np.int64)
+        for region, tensor in zip(self.regions, tensors):
+            buffer: np.ndarray[Any, Any] = words
+            if region.dtype == "int64":
+                buffer = wide
+                guard = GUARD_BYTES // 2
+                wide[(region.start_bytes - guard) // 8 : (region.end_bytes + guard) // 8] = poison
+            if tensor.values is None or not region.num_elements:
+                continue
+            start = region.start_bytes // region.itemsize_bytes
+            if isinstance(tensor.values, PageTable):
+                _fill_table(buffer[start : start + region.num_elements], region, tensor.values)
+            else:
+                buffer[start : start + region.num_elements] = tensor.values
+
+    def elements(self, words: Words, region: Region) -> np.ndarray[Any, Any]:
+        """Return the elements of a tensor, gaps included, as a view of a replica."""
+        buffer = words if region.dtype == "int32" else words.view(np.int64)
+        start = region.start_bytes // region.itemsize_bytes
+        return buffer[start : start + region.num_elements]
+
+    def cell_at(self, byte: int) -> Cell:
+        """Return the cell that holds a byte of the replica."""
+        region = self.regions[bisect_right(self._bounds, byte)]
+        return Cell(region, (byte - region.start_bytes) // region.itemsize_bytes)
+
+
+def _fill_table(elements: np.ndarray[Any, Any], region: Region, table: PageTable) -> None:
+    ids = np.arange(table.num_cells, dtype=np.int64)
+    ids *= table.step
+    ids += table.first
+    for row, column, page_id in table.edits:
+        ids[row * table.max_pages + column] = page_id
+    ids = ids.reshape(table.num_rows, table.max_pages)
+    if region.row_stride == region.columns:
+        elements[:] = ids.ravel()
+    else:
+        for row in range(table.num_rows):
+            first = row * region.row_stride
+            elements[first : first + region.columns] = ids[row]
+
+
+class Replicas(NamedTuple):
+    """Both replicas of a case in device memory.
+
+    Attributes:
+        tensors: Per replica the tensors in the order of the plan.
+        before: [2 * num_bytes / 4], what they held before the call.
+    """
+
+    tensors: tuple[list[torch.Tensor], list[torch.Tensor]]
+    before: Words
+
+
+class HostMemory:
+    """Arena in host memory, for Triton's interpreter."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self._words: Words = np.empty(0, dtype=np.int32)
+
+    def place(self, plan: Plan, tensors: Sequence[Tensor]) -> Replicas:
+        """Return both replicas of the tensors of a case."""
+        num_words = plan.num_bytes // 4
+        # A new array each time: the interpreter copies the whole storage of what it is given.
+        raw = np.empty(2 * plan.num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
+        shift = -raw.ctypes.data % ALIGNMENT_BYTES
+        self._words = raw[shift : shift + 2 * plan.num_bytes].view(np.int32)
+        _fill_both(self._words, plan, tensors)
+        narrow = torch.from_numpy(self._words)
+        wide = torch.from_numpy(self._words.view(np.int64))
+        return Replicas(
+            (
+                _views(plan, narrow, wide, 0),
+                _views(plan, narrow, wide, num_words),
+            ),
+            self._words.copy(),
+        )
+
+    def read_back(self, plan: Plan) -> Words:
+        """Return what both replicas hold now."""
+        return self._words
+
+    def synchronise(self) -> None:
+        """Do nothing: a call on the host has ended when it returns."""
+
+
+class CudaMemory:
+    """Arena in device memory, with pinned host memory to copy from and to."""
+
+    device = "cuda"
+
+    def __init__(self) -> None:
+        self._grow(1 << 20)
+
+    def _grow(self, num_bytes: int) -> None:
+        self._device_words = torch.empty(num_bytes // 4, dtype=torch.int32, device="cuda")
+        self._device_wide = self._device_words.view(torch.int64)
+        self._upload = torch.empty(num_bytes // 4, dtype=torch.int32, pin_memory=True)
+        self._download = torch.empty(num_bytes // 4, dtype=torch.int32, pin_memory=True)
+        self._upload_words: Words = self._upload.numpy()
+        self._download_words: Words = self._download.numpy()
+
+    def place(self, plan: Plan, tensors: Sequence[Tensor]) -> Replicas:
+        """Return both replicas of the tensors of a case."""
+        num_words = plan.num_bytes // 4
+        if 2 * num_words > len(self._upload_words):
+            self._grow(2 * 2 * plan.num_bytes)
+        words = self._upload_words[: 2 * num_words]
+        _fill_both(words, plan, tensors)
+        self._device_words[: 2 * num_words].copy_(self._upload[: 2 * num_words], non_blocking=True)
+        return Replicas(
+            (
+                _views(plan, self._device_words, self._device_wide, 0),
+                _views(plan, self._device_words, self._device_wide, num_words),
+            ),
+            words,
+        )
+
+    def read_back(self, plan: Plan) -> Words:
+        """Return what both replicas hold now, after everything launched has ended."""
+        num_words = 2 * plan.num_bytes // 4
+        self._download[:num_words].copy_(self._device_words[:num_words], non_blocking=True)
+        self.synchronise()
+        return self._download_words[:num_words]
+
+    def synchronise(self) -> None:
+        """Wait for the current stream; a fault of the device raises here."""
+        torch.cuda.current_stream().synchronize()
+
+
+Memory = HostMemory | CudaMemory
+
+
+def memory_of(device: str) -> Memory:
+    """Return an arena on "cpu" or "cuda"."""
+    return CudaMemory() if device == "cuda" else HostMemory()
+
+
+def _fill_both(words: Words, plan: Plan, tensors: Sequence[Tensor]) -> None:
+    num_words = plan.num_bytes // 4
+    plan.fill(words[:num_words], tensors, POISONS[0])
+    plan.fill(words[num_words:], tensors, POISONS[1])
+
+
+def _views(
+    plan: Plan, narrow: torch.Tensor, wide: torch.Tensor, first_word: int
+) -> list[torch.Tensor]:
+    tensors = []
+    for region in plan.regions:
+        if region.dtype == "int32":
+            base, start = narrow, first_word + region.start_bytes // 4
+        else:
+            base, start = wide, (4 * first_word + region.start_bytes) // 8
+        stride = (1,) if len(region.shape) == 1 else (region.row_stride, 1)
+        tensors.append(base.as_strided(region.shape, stride, start))
+    return tensors

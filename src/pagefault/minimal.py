@@ -1,0 +1,256 @@
+"""The smallest case that still shows a finding, by trying every single simplification.
+
+Hypothesis shrinks what a strategy draws; this works on the case itself, so that it knows what a
+request, a page size or a placement is. It stays with the finding's signature all the way.
+
+Smaller means, in this order: fewer requests; fewer new tokens or pages; a smaller table; a smaller
+page size; smaller numbers; a plainer layout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .case import Case, CaseError, PageTable, Placement
+from .family import Changes, Family
+from .verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to go on.
+
+    Attributes:
+        seconds: Wall time.
+        num_checks: Cases tried.
+    """
+
+    seconds: float = 60.0
+    num_checks: int = 5000
+
+
+@dataclass(frozen=True)
+class Minimal:
+    """A case that shows a finding, and how small it is known to be.
+
+    Attributes:
+        case: The smallest case found.
+        verdict: What is wrong with it.
+        num_checks: Cases tried.
+        exhausted: The budget that ran out, or "" where no single step makes the case smaller.
+    """
+
+    case: Case
+    verdict: Verdict
+    num_checks: int
+    exhausted: str = ""
+
+    def __str__(self) -> str:
+        if self.exhausted:
+            return f"not known to be minimal: {self.exhausted} ran out"
+        return f"minimal: no single step makes it smaller ({self.num_checks} cases tried)"
+
+
+def minimise(
+    family: Family,
+    case: Case,
+    verdict: Verdict,
+    check: Callable[[Case], Verdict],
+    budget: Budget = Budget(),
+) -> Minimal:
+    """Return the smallest case that single steps lead to, with the same signature.
+
+    Args:
+        family: The case's family.
+        case: A case that fails.
+        verdict: What is wrong with it.
+        check: Returns what is wrong with a case.
+        budget: How long to go on.
+    """
+    signature = verdict.signature
+    tried = {case}
+    deadline = time.monotonic() + budget.seconds
+    num_checks = 0
+    improved = True
+    while improved:
+        improved = False
+        size = size_of(family, case)
+        for candidate in _simplifications(family, case):
+            if candidate in tried or not size_of(family, candidate) < size:
+                continue
+            if time.monotonic() > deadline:
+                return Minimal(case, verdict, num_checks, f"the budget of {budget.seconds:g} s")
+            if num_checks >= budget.num_checks:
+                return Minimal(
+                    case, verdict, num_checks, f"the budget of {budget.num_checks} cases"
+                )
+            tried.add(candidate)
+            num_checks += 1
+            answer = check(candidate)
+            if not answer.passed and answer.signature == signature:
+                case, verdict = candidate, answer
+                improved = True
+                break
+    return Minimal(case, verdict, num_checks)
+
+
+def size_of(family: Family, case: Case) -> tuple[int, ...]:
+    """Return how large a case is; of two cases the one with the lesser tuple is smaller."""
+    cells = page_size = edits = numbers = 0
+    for field in dataclasses.fields(case):
+        value = getattr(case, field.name)
+        if isinstance(value, PageTable):
+            cells += value.num_cells + value.num_rows + value.max_pages
+            edits += len(value.edits)
+            numbers += sum(map(_magnitude, (page_id for _, _, page_id in value.edits)))
+        elif field.name == "page_size":
+            page_size = value
+        elif field.name != "layout":
+            numbers += _sum_of(value)
+    plainness = sum(
+        _odd_dtype(case, name, placement)
+        + 4 * ((placement.offset > 0) + (placement.pitch > 0) + (placement.spare > 0))
+        for name, placement in case.layout
+    )
+    extent = sum(p.offset + p.pitch + p.spare for _, p in case.layout)
+    return (
+        case.num_requests,
+        family.size(case),
+        cells,
+        page_size,
+        edits,
+        numbers,
+        plainness,
+        extent,
+    )
+
+
+def _odd_dtype(case: Case, name: str, placement: Placement) -> int:
+    return 2 if placement.dtype != case.PLAIN[name].dtype else 0
+
+
+def _magnitude(value: int) -> int:
+    return 2 * abs(value) + (value < 0)
+
+
+def _sum_of(value: Any) -> int:
+    if isinstance(value, tuple):
+        return sum(map(_sum_of, value))
+    return _magnitude(value)
+
+
+def _simplifications(family: Family, case: Case) -> Iterator[Case]:
+    """Yield legal cases that one step makes simpler, the largest steps first."""
+    steps = (
+        _fewer_requests(case),
+        family.simpler(case),
+        _smaller_numbers(case),
+        _simpler_tables(case),
+        _plainer_layout(case),
+    )
+    for changes in itertools.chain(*steps):
+        try:
+            yield case.replace(**changes)
+        except CaseError:
+            continue
+
+
+def _fewer_requests(case: Case) -> Iterator[Changes]:
+    """Yield changes to half of the requests, a quarter fewer, … and one fewer."""
+    num_requests = case.num_requests
+    dropped = num_requests
+    while dropped:
+        for first in range(0, num_requests, dropped):
+            yield {
+                name: getattr(case, name)[:first] + getattr(case, name)[first + dropped :]
+                for name in case.per_request_fields()
+            }
+        dropped //= 2
+
+
+def _smaller_numbers(case: Case) -> Iterator[Changes]:
+    """Yield changes to one number, or to one item of a tuple, or to its length."""
+    fixed_length = set(case.per_request_fields())
+    for field in dataclasses.fields(case):
+        value = getattr(case, field.name)
+        if field.name == "layout" or isinstance(value, PageTable):
+            continue
+        for simpler in _simpler_values(value, may_shorten=field.name not in fixed_length):
+            yield {field.name: simpler}
+
+
+def _simpler_values(value: Any, may_shorten: bool) -> Iterator[Any]:
+    if not isinstance(value, tuple):
+        yield from _closer_to_zero(value)
+        return
+    if may_shorten:
+        dropped = len(value)
+        while dropped:
+            for first in range(0, len(value), dropped):
+                yield value[:first] + value[first + dropped :]
+            dropped //= 2
+    if len(value) > 1 and isinstance(value[0], int) and any(value):
+        yield (0,) * len(value)
+        lowest = min(value)
+        if lowest > 0:
+            yield tuple(item - lowest for item in value)
+            yield tuple(item - 1 for item in value)
+    for i, item in enumerate(value):
+        for simpler in _simpler_values(item, may_shorten=True):
+            yield (*value[:i], simpler, *value[i + 1 :])
+
+
+def _closer_to_zero(value: int) -> Iterator[int]:
+    """Yield 0, the number without its sign, then ever smaller steps towards 0."""
+    if not value:
+        return
+    yield 0
+    sign = 1 if value > 0 else -1
+    if sign < 0:
+        yield -value
+    step = abs(value) // 2
+    while step:
+        yield value - sign * step
+        step //= 2
+
+
+def _simpler_tables(case: Case) -> Iterator[Changes]:
+    """Yield changes to a table's last rows and columns, and to its edits."""
+    for field in dataclasses.fields(case):
+        table = getattr(case, field.name)
+        if not isinstance(table, PageTable):
+            continue
+        rows, columns = table.num_rows, table.max_pages
+        for size in ((rows // 2, columns), (rows - 1, columns), (rows, columns // 2)):
+            if min(size) >= 0:
+                yield {field.name: table.resized(*size)}
+        if table.edits:
+            yield {field.name: dataclasses.replace(table, edits=())}
+        for i, (row, column, page_id) in enumerate(table.edits):
+            others = table.edits[:i] + table.edits[i + 1 :]
+            yield {field.name: dataclasses.replace(table, edits=others)}
+            for simpler in _closer_to_zero(page_id):
+                edits = (*others, (row, column, simpler))
+                yield {field.name: dataclasses.replace(table, edits=edits)}
+
+
+def _plainer_layout(case: Case) -> Iterator[Changes]:
+    """Yield changes to production's layout, then of one tensor, then of one choice of it."""
+    if case.layout:
+        yield {"layout": ()}
+    for i, (name, placement) in enumerate(case.layout):
+        others = case.layout[:i] + case.layout[i + 1 :]
+        yield {"layout": others}
+        plain = case.PLAIN[name]
+        for attribute in ("offset", "pitch", "spare"):
+            for value in _closer_to_zero(getattr(placement, attribute)):
+                simpler = dataclasses.replace(placement, **{attribute: value})
+                yield {"layout": (*others, (name, simpler))}
+        if placement.dtype != plain.dtype:
+            simpler = dataclasses.replace(placement, dtype=plain.dtype)
+            yield {"layout": (*others, (name, simpler))}

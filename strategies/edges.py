@@ -1,0 +1,89 @@
+"""Numbers at the edges, and how to draw many small choices cheaply.
+
+Hypothesis charges for each value it draws and prefers small integers among large ones, so a case
+is made from one drawn string of bytes, and each choice takes a byte or two of it. Every menu
+starts with its plainest entry: bytes that shrink to 0 make the plain case.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+T = TypeVar("T")
+
+NUM_BYTES = 64
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+# Kernels handle this many tokens or pages at a time, ours and other people's.
+TILE_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+
+AROUND = (0, -1, 1)
+
+NUM_REQUESTS = (
+    *(1,) * 6,
+    *(2,) * 8,
+    *(3,) * 8,
+    *(4,) * 6,
+    *(5,) * 3,
+    *(6, 7, 8, 8, 9, 0, 0, 16, 17, 33),
+    *(65, 129, 257),
+)
+PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
+HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
+MAX_PAGES = (1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 9, 16, 17, 31, 32, 33, 64, 65, 0, 128, 129, 257, 1025)
+
+# So large a batch or table takes its share of the run's time, and no more.
+MAX_TOKENS = 2600
+MAX_CELLS = 6000
+
+
+class Choices:
+    """Drawn bytes that small choices are taken off of.
+
+    Args:
+        drawn: The bytes; where they have run out, the first of each menu is chosen.
+    """
+
+    def __init__(self, drawn: bytes) -> None:
+        self._bytes = iter(drawn)
+
+    def below(self, bound: int) -> int:
+        """Return a number in 0 … bound - 1, evenly where bound is far below 2**8 or 2**16."""
+        number = next(self._bytes, 0)
+        if bound > 32:
+            number = number << 8 | next(self._bytes, 0)
+        return number % bound
+
+    def pick(self, menu: Sequence[T]) -> T:
+        """Return one entry of a menu."""
+        return menu[self.below(len(menu))]
+
+    def one_in(self, number: int) -> bool:
+        """Return True once in so many."""
+        return self.below(number) == number - 1
+
+
+def made_from_choices(make: Callable[[Choices], T]) -> st.SearchStrategy[T]:
+    """Strategy of what a function makes of drawn choices."""
+    return st.binary(min_size=NUM_BYTES, max_size=NUM_BYTES).map(lambda drawn: make(Choices(drawn)))
+
+
+def page_size(choices: Choices, page_sizes: Sequence[int] | None, huge: bool = True) -> int:
+    """Return a page size of a menu, of ours, or now and then any.
+
+    Args:
+        choices: Where choices come from.
+        page_sizes: The only ones allowed, or None.
+        huge: Whether sizes are of use that make the slots of a small table pass 2**31 - 1.
+    """
+    if page_sizes is not None:
+        return choices.pick(page_sizes)
+    kind = choices.below(16)
+    if kind == 15 and huge:
+        return choices.pick(HUGE_PAGE_SIZES)
+    if kind == 14:
+        return 1 + choices.below(300)
+    return choices.pick(PAGE_SIZES)
