@@ -32,9 +32,10 @@ def slot_of_position(
     (0, -3)
     """
     page_idx, offset_in_page = divmod(position, page_size)
-    if position < 0 or page_idx >= len(page_ids):
+    if not 0 <= page_idx < len(page_ids):
         return overflow_slot
     page_id = page_ids[page_idx]
-    if page_id <= 0 and (page_id < 0 or holes == "divert page 0 too") and holes != "multiply":
+    is_hole = page_id < 0 and holes != "multiply"
+    if is_hole or (page_id == 0 and holes == "divert page 0 too"):
         return overflow_slot
     return page_id * page_size + offset_in_page

@@ -27,6 +27,14 @@ def is_satisfied(requirement: str) -> bool:
     return wanted.specifier.contains(version, prereleases=True)
 
 
+def refuse_to_replace(requirement: str) -> None:
+    """Stop where a torch or triton is there, but out of the range asked for."""
+    name = requirement.split(">")[0]
+    if name in ("torch", "triton") and is_satisfied(name):
+        version = importlib.metadata.version(name)
+        sys.exit(f"{name} {version} is installed, but pagefault needs {requirement}")
+
+
 def pip(*arguments: str) -> None:
     """Run pip install, or stop with its exit status."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
@@ -52,6 +60,8 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
     missing = [requirement for requirement in wanted if not is_satisfied(requirement)]
+    for requirement in missing:
+        refuse_to_replace(requirement)
     # On a machine without a network the linters may be missing; the tests do not need them.
     if missing:
         names = [

@@ -8,7 +8,7 @@ from pagefault.family import Domain
 
 from .edges import AROUND, INT32_MAX, MAX_TOKENS, NUM_REQUESTS, TILE_SIZES, Choices, page_size
 from .layouts import OTHER_DTYPE, dtypes, layout
-from .pools import edited_table, largest_page_id_for, pool_indices, table_width
+from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
 LENGTHS = (
     *("one", "one", "few", "few", "few", "few", "none", "page", "page", "pages"),
@@ -106,7 +106,7 @@ def make_batch(
         max_pages,
         _outer_cells(rows, starts, lengths, max_pages, size),
         largest_page_id_for(dtype_of[roles.slots], size),
-        holes=domain.dialect.holes != "absent" and "hole" not in domain.without,
+        holes=holes_of(domain, dtype_of[roles.slots], size),
     )
     placements = layout(choices, plain, changed, (roles.slots, *roles.ends), roles.table, domain)
     return Batch(tuple(rows), tuple(starts), tuple(lengths), table, size, placements)

@@ -6,13 +6,13 @@ from typing import ClassVar, TypeVar
 
 from hypothesis import strategies as st
 
-from pagefault.case import Case, CaseError, PageTable, Placement, per_request
+from pagefault.case import Case, CaseError, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
 from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, Choices, made_from_choices, page_size
 from .layouts import dtypes, layout
-from .pools import edited_table, largest_page_id_for, pool_indices, table_width
+from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
 MAX_CHUNK_CELLS = 1000
 MAX_PREFIX_TOKENS = 1500
@@ -29,7 +29,7 @@ class ChunkingCase(Case):
 
     PLAIN: ClassVar = {"prefix_lens": Placement()}
 
-    prefix_lens: tuple[int, ...] = per_request()
+    prefix_lens: PerRequest
     num_chunks: int
     batch_size: int
     chunk_len: int
@@ -79,10 +79,10 @@ class ChunkSlotsCase(Case):
         "chunk_kv_indices": Placement(),
     }
 
-    req_pool_indices: tuple[int, ...] = per_request()
-    chunk_starts: tuple[int, ...] = per_request()
-    chunk_seq_lens: tuple[int, ...] = per_request()
-    gaps: tuple[int, ...] = per_request()
+    req_pool_indices: PerRequest
+    chunk_starts: PerRequest
+    chunk_seq_lens: PerRequest
+    gaps: PerRequest
     tail: int
     req_to_page: PageTable
     page_size: int
@@ -113,8 +113,8 @@ class ChunkSlotsCase(Case):
 class PrefixCase(Case):
     """A call of one of the two functions that chunk whole prefixes; it may have to be refused."""
 
-    req_pool_indices: tuple[int, ...] = per_request()
-    prefix_lens: tuple[int, ...] = per_request()
+    req_pool_indices: PerRequest
+    prefix_lens: PerRequest
     req_to_page: PageTable
     page_size: int
     chunk_capacity: int
@@ -124,7 +124,7 @@ class PrefixCase(Case):
         dtype = self.placement("req_pool_indices").dtype
         check_fits("req_pool_indices", dtype, self.req_pool_indices)
         for name in self.PLAIN:
-            if name.endswith("prefix_lens") or name.endswith("prefix_lens_cpu"):
+            if name.endswith(("prefix_lens", "prefix_lens_cpu")):
                 check_fits(name, self.placement(name).dtype, self.prefix_lens)
         if self.placement("req_to_page").dtype != "int32":
             raise CaseError("layout.req_to_page: page ids are int32")
@@ -279,6 +279,8 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     refusals = [refusal for refusal in PREFIX_REFUSALS if _allowed(refusal, domain)]
     batch_size = choices.pick(NUM_REQUESTS)
     size = page_size(choices, domain.page_sizes, huge=False)
+    if size > MAX_PREFIX_TOKENS:
+        size = 16  # Slots are int32 here, and a prefix has to fill a page now and then.
     rows, num_rows = pool_indices(choices, batch_size)
     max_pages = table_width(choices, num_rows)
     fixed = frozenset(name for name in plain if f"int64 {name}" in domain.without)
@@ -308,7 +310,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     num_chunks = 1 + choices.below(MOST_CHUNKS)
     chunk_len = max(1, -(-longest // num_chunks) + choices.pick((0, 0, 1, -1, 7)))
     chunk_len = max(chunk_len, -(-longest // MOST_CHUNKS))
-    capacity = batch_size * chunk_len + choices.below(max(1, batch_size))
+    capacity = max(1, batch_size * chunk_len + choices.below(max(1, batch_size)))
     refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
     if refusal == "chunk_capacity":
         capacity = choices.pick((0, -1))
@@ -325,7 +327,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
         max_pages,
         used,
         largest_page_id_for("int32", size),
-        holes=domain.dialect.holes != "absent" and "hole" not in domain.without,
+        holes=holes_of(domain, "int32", size),
     )
     return case_type(
         tuple(rows), tuple(prefixes), table, size, max(-1, capacity), layout=placements

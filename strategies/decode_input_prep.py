@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from hypothesis import strategies as st
 
-from pagefault.case import Case, CaseError, PageTable, Placement, per_request
+from pagefault.case import Case, CaseError, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
 from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
@@ -29,7 +29,7 @@ class FusedDecodeCase(Case):
         "req_to_pages": Placement(),
     }
 
-    req_pool_indices: tuple[int, ...] = per_request()
+    req_pool_indices: PerRequest
     valid_cache_lengths: tuple[int, ...]
     uniform_input_length: int
     req_to_pages: PageTable
@@ -47,8 +47,10 @@ class FusedDecodeCase(Case):
             check_not_negative(name, getattr(self, name))
             check_fits(name, self.placement(name).dtype, getattr(self, name))
         ends = [start + self.uniform_input_length for start in self.starts]
-        for name in ("positions", "seq_lens_out"):
-            check_fits(name, self.placement(name).dtype, ends)
+        check_fits("seq_lens_out", self.placement("seq_lens_out").dtype, ends)
+        if self.uniform_input_length:
+            last_positions = [end - 1 for end in ends]
+            check_fits("positions", self.placement("positions").dtype, last_positions)
         dtype = self.placement("out_cache_loc").dtype
         check_slots("out_cache_loc", dtype, self.req_to_pages, self.page_size)
 

@@ -1,7 +1,7 @@
 """How the tensors of a case lie in memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cache
 
 from pagefault.case import Placement
 from pagefault.family import Domain
@@ -16,7 +16,7 @@ def dtypes(
 ) -> frozenset[str]:
     """Return which tensors have the dtype that production does not give them.
 
-    Half of the draws are production's dtypes; the others change one, or any.
+    Half of the draws are production's dtypes; the others change one, any, or all.
 
     Args:
         choices: Where choices come from.
@@ -27,9 +27,9 @@ def dtypes(
     if domain.dtype_choices is not None:
         bits = choices.pick(domain.dtype_choices) % 2 ** len(names)
     else:
-        how = choices.below(4)
+        how = choices.below(6)
         any_bits = choices.below(2 ** len(names))
-        bits = (0, 0, 1 << any_bits % len(names), any_bits)[how]
+        bits = (0, 0, 0, 1 << any_bits % len(names), any_bits, 2 ** len(names) - 1)[how]
     return frozenset(name for i, name in enumerate(names) if bits >> i & 1 and name not in fixed)
 
 
@@ -54,13 +54,16 @@ def layout(
     fancy = choices.one_in(2)
     placements = []
     for name, placement in plain.items():
-        if name in changed:
-            placement = replace(placement, dtype=OTHER_DTYPE[placement.dtype])
+        dtype = OTHER_DTYPE[placement.dtype] if name in changed else placement.dtype
+        offset = pitch = spare = 0
         if fancy and "offset" not in domain.without:
-            placement = replace(placement, offset=choices.pick((0, 0, 1, 2, 3)))
+            offset = choices.pick((0, 0, 1, 2, 3))
         if fancy and name in outputs and "spare output" not in domain.without:
-            placement = replace(placement, spare=choices.pick((0, 1, 5, 300)))
+            spare = choices.pick((0, 1, 5, 300))
         if fancy and name == table and "pitched table" not in domain.without:
-            placement = replace(placement, pitch=choices.pick((0, 1, 2, 14)))
-        placements.append((name, placement))
+            pitch = choices.pick((0, 1, 2, 14))
+        placements.append((name, _placement(dtype, offset, pitch, spare)))
     return tuple(placements)
+
+
+_placement = cache(Placement)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from hypothesis import strategies as st
 
-from pagefault.case import Case, PageTable, Placement, per_request
+from pagefault.case import Case, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
 from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
@@ -24,9 +24,9 @@ class OutCacheLocCase(Case):
         "req_to_pages": Placement(),
     }
 
-    req_pool_indices: tuple[int, ...] = per_request()
-    input_lengths: tuple[int, ...] = per_request()
-    cache_start: tuple[int, ...] = per_request()
+    req_pool_indices: PerRequest
+    input_lengths: PerRequest
+    cache_start: PerRequest
     req_to_pages: PageTable
     page_size: int
 
@@ -49,9 +49,9 @@ class UniformOutCacheLocCase(Case):
         if name != "input_lengths"
     }
 
-    req_pool_indices: tuple[int, ...] = per_request()
+    req_pool_indices: PerRequest
     uniform_input_length: int
-    cache_start: tuple[int, ...] = per_request()
+    cache_start: PerRequest
     req_to_pages: PageTable
     page_size: int
 

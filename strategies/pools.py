@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from pagefault.case import PageTable
+from pagefault.family import Domain
 
 from .edges import INT32_MAX, MAX_CELLS, MAX_PAGES, Choices
 
@@ -53,7 +54,7 @@ def edited_table(
     max_pages: int,
     used: Sequence[tuple[int, int]],
     largest_page_id: int,
-    holes: bool,
+    holes: Sequence[int],
 ) -> PageTable:
     """Return a page table of unique ids, with special ones where they matter.
 
@@ -63,18 +64,28 @@ def edited_table(
         max_pages: Columns.
         used: (row, column) of cells that the case looks up; edits go there.
         largest_page_id: The largest id whose slots the outputs can hold.
-        holes: Whether negative ids may occur.
+        holes: The negative ids that may occur.
     """
     edits = []
-    special = [0, largest_page_id, 1]
-    if holes:
-        special = [-1, 0, largest_page_id, INT32_MIN, -1, 1]
+    special = [*holes[:1], 0, largest_page_id, *holes, 1]
     for _ in range(choices.pick((0, 0, 1, 1, 2, 3))):
         page_id = choices.pick(special)
         row, column = used[choices.below(len(used))] if used else (0, 0)
         if used and page_id <= largest_page_id:
             edits.append((row, column, page_id))
     return PageTable(num_rows, max_pages, tuple(edits))
+
+
+def holes_of(domain: Domain, dtype: str, page_size: int) -> list[int]:
+    """Return the negative page ids that a domain allows.
+
+    Where holes are multiplied, the output has to hold what comes of them.
+    """
+    if domain.dialect.holes == "absent" or "hole" in domain.without:
+        return []
+    if domain.dialect.holes == "multiply" and dtype == "int32":
+        return [-1, -(2**31 // page_size)]
+    return [-1, INT32_MIN]
 
 
 def largest_page_id_for(dtype: str, page_size: int) -> int:

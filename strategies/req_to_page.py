@@ -3,17 +3,26 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from hypothesis import strategies as st
 
-from pagefault.case import DTYPE_RANGES, Case, CaseError, PageTable, Placement, per_request
+from pagefault.case import (
+    DTYPE_RANGES,
+    Case,
+    CaseError,
+    PageTable,
+    PerRequest,
+    PerRequestLists,
+    Placement,
+)
 from pagefault.family import Domain
 
 from .batches import check_fits, check_not_negative, check_rows
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, TILE_SIZES, Choices, made_from_choices
 from .layouts import dtypes, layout
-from .pools import INT32_MIN, pool_indices, table_width
+from .pools import INT32_MIN, holes_of, pool_indices, table_width
 
 MAX_PAGES_WRITTEN = 2600
 
@@ -31,9 +40,9 @@ BEGINS = (
 class PagesCase(Case):
     """Pages that enter the table: `new_occupied_pages[i]` from column `begins[i]` of a row on."""
 
-    req_pool_indices: tuple[int, ...] = per_request()
-    begins: tuple[int, ...] = per_request()
-    new_occupied_pages: tuple[tuple[int, ...], ...] = per_request()
+    req_pool_indices: PerRequest
+    begins: PerRequest
+    new_occupied_pages: PerRequestLists
     req_to_page: PageTable
 
     def check_ranges(self) -> None:
@@ -46,7 +55,7 @@ class PagesCase(Case):
                 by_row[row].append((begin, begin + len(page_ids)))
         for row, ranges in by_row.items():
             ranges.sort()
-            for (_, end), (begin, _) in zip(ranges, ranges[1:]):
+            for (_, end), (begin, _) in pairwise(ranges):
                 if begin < end:
                     raise CaseError(f"two requests write column {begin} of row {row}")
 
@@ -87,7 +96,7 @@ class UpdateBlockTableCase(PagesCase):
 
     PLAIN: ClassVar = {"req_to_page": Placement()}
 
-    sizes: tuple[int, ...] = per_request()
+    sizes: PerRequest
 
     def check(self) -> None:
         if self.placement("req_to_page").dtype != "int32":
@@ -148,7 +157,7 @@ def _make_pages(
             "row end": max_pages + around,
             "last column": max_pages - 1,
             "across row end": max_pages - (num_pages + 1) // 2,
-            "far": largest_begin - num_pages - anything % 3,
+            "far": largest_begin - num_pages - anything % 6,
         }[begin_kind]
         begin = max(0, begin, next_free.get(row, 0))
         if begin + num_pages > largest_begin:
@@ -159,9 +168,7 @@ def _make_pages(
         begins.append(begin)
         page_ids.append([tag + table.step * k for k in range(num_pages)])
         tag += table.step * num_pages
-    special = [0, INT32_MAX, 1]
-    if domain.dialect.holes != "absent" and "hole" not in domain.without:
-        special += [-1, INT32_MIN]
+    special = [0, INT32_MAX, 1, *holes_of(domain, "int64", 1)]
     for _ in range(choices.pick((0, 0, 1, 2))):
         page_id, where = choices.pick(special), choices.below(2**8)
         if page_ids and page_ids[where % len(page_ids)]:

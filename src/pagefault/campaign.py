@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-import queue
+import pickle
 import signal
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
@@ -20,21 +22,34 @@ from typing import Any
 
 from .case import Case
 from .family import Domain, Family, family_named
-from .journal import Journal, last_noted
+from .isolation import check_in_child, death_verdict, hang_verdict
+from .journal import Journal, last_noted, seconds_since_noted
 from .minimal import Budget, minimise, size_of
 from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
 from .stream import derived_seed, draw_cases
-from .verdict import Finding, Signature, Verdict
+from .verdict import Signature, Verdict
 
 # A family that has run this many cases must have reached its edges.
 RUN_THAT_MUST_REACH = 1000
 
 MINIMISE_BUDGET = Budget(seconds=20.0)
+# What is found last may be made smaller for so long after the run's time.
+OVERTIME_SECONDS = 15.0
+# How long one case may take, a first compilation included.
+CASE_SECONDS = 60.0
+
+# For findings that end or block processes; a check that never returns costs its whole time.
+SHRINK_BUDGET = Budget(seconds=60.0)
+SHRINK_CASE_SECONDS = {"cpu": 3.0, "cuda": 15.0}
 MOST_SIGNATURES_PER_FAMILY = 6
-MOST_RESPAWNS = 20
+# A family that has ended so many workers has shown its fault: the others get the time.
+MOST_DEATHS_PER_FAMILY = 3
+
+# A round is short enough for families to take turns, and to stop.
+CASES_PER_ROUND = {"cpu": 64, "cuda": 256}
 
 # How long a worker on a GPU stays with the same page sizes and pairings of dtypes.
-ROUNDS_PER_EPOCH = 60
+ROUNDS_PER_EPOCH = 200
 RARE_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES} - {4, 16})
 
 # Time that workers get to stop.
@@ -53,6 +68,7 @@ class Plan:
         max_cases: Over all workers, or None.
         seed: Of the campaign; each worker, family and round has one derived from it.
         num_workers: Processes.
+        case_seconds: How long one case may take before it counts as a hang.
     """
 
     target: str
@@ -62,6 +78,7 @@ class Plan:
     max_cases: int | None
     seed: int
     num_workers: int
+    case_seconds: float = CASE_SECONDS
 
 
 @dataclass
@@ -106,6 +123,7 @@ class Result:
     tallies: dict[str, FamilyTally] = field(default_factory=dict)
     findings: dict[Signature, Found] = field(default_factory=dict)
     counts: Counter[Signature] = field(default_factory=Counter)
+    known: Counter[int] = field(default_factory=Counter)
     seconds: float = 0.0
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
@@ -120,11 +138,17 @@ class Result:
         if known is None or found.size <= known.size:
             self.findings[found.signature] = found
 
-    def unreached(self, without: frozenset[str] = frozenset()) -> dict[str, list[str]]:
-        """Return the edges that a run of this length must have reached and has not, by family."""
+    def unreached(
+        self, without: Callable[[str], Collection[str]] = lambda family: ()
+    ) -> dict[str, list[str]]:
+        """Return the edges that a run of this length must have reached and has not, by family.
+
+        Args:
+            without: Returns the edges that no case of a family may have.
+        """
         missing = {}
         for name, tally in self.tallies.items():
-            edges = family_named(name).must_reach - without - set(tally.edges)
+            edges = family_named(name).must_reach - set(without(name)) - set(tally.edges)
             if tally.cases >= RUN_THAT_MUST_REACH and edges:
                 missing[name] = sorted(edges)
         return missing
@@ -147,13 +171,17 @@ class _Campaign:
         self._watch = watch
         self._folder = folder
         self._context = multiprocessing.get_context("spawn")
-        self._messages: Any = self._context.Queue()
+        # A pipe for each worker: one that dies while it writes takes no lock of others along.
+        self._channels: dict[Connection, int] = {}
         self._go = self._context.Event()
         self._stop = self._context.Event()
         self._workers: dict[int, BaseProcess] = {}
         self._ready: set[int] = set()
         self._ended: set[int] = set()
         self._result = Result({name: FamilyTally() for name in plan.families})
+        self._hung: set[int] = set()
+        self._deaths: Counter[str] = Counter()
+        self._shrinking: set[Signature] = set()
         self._num_spawned = 0
         self._deadline = float("inf")
 
@@ -162,7 +190,7 @@ class _Campaign:
         started = time.monotonic()
         try:
             for _ in range(self._plan.num_workers):
-                self._spawn(self._plan.seconds)
+                self._spawn(self._plan.seconds, self._plan)
             self._collect_until(lambda: len(self._ready | self._ended) == len(self._workers))
             started = time.monotonic()
             self._deadline = started + self._plan.seconds
@@ -186,36 +214,52 @@ class _Campaign:
         self._result.seconds = time.monotonic() - started
         return self._result
 
-    def _spawn(self, seconds: float) -> None:
+    def _spawn(self, seconds: float, plan: Plan) -> None:
+        journal = self._journal_path(self._num_spawned)
+        self._start(_work, plan, self._num_spawned, seconds, journal, self._go, self._stop)
+
+    def _spawn_shrinker(self, family: Family, case: Case, verdict: Verdict) -> None:
+        """Start a process that finds the smallest case of a finding that ends processes."""
+        if verdict.signature not in self._shrinking:
+            self._shrinking.add(verdict.signature)
+            self._start(_shrink, self._plan, family.name, case, verdict, self._stop)
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         number = self._num_spawned
         self._num_spawned += 1
+        receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_work,
-            args=(
-                self._plan,
-                number,
-                seconds,
-                self._journal_path(number),
-                self._messages,
-                self._go,
-                self._stop,
-            ),
-            name=f"pagefault worker {number}",
+            target=work, args=(sender, *arguments), name=f"pagefault worker {number}"
         )
-        process.start()
-        self._workers[number] = process
+        # A terminal's Ctrl-C goes to all processes: a worker, which inherits this mask, goes on
+        # until it is told to stop, and none is started that nobody knows of.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+            sender.close()
+            self._workers[number] = process
+            self._channels[receiver] = number
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _journal_path(self, number: int) -> Path:
         return self._folder / f"journal-{number}"
 
     def _collect_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            try:
-                number, kind, content = self._messages.get(timeout=0.2)
-            except queue.Empty:
-                self._look_for_the_dead()
-            else:
-                self._take(number, kind, content)
+            for channel in wait(list(self._channels), timeout=0.2):
+                assert isinstance(channel, Connection)
+                number = self._channels[channel]
+                try:
+                    kind, content = channel.recv()
+                except (EOFError, OSError, pickle.UnpicklingError):
+                    # Nothing more comes from this worker, and all that it said was taken.
+                    del self._channels[channel]
+                    channel.close()
+                    self._look_at_the_end_of(number)
+                else:
+                    self._take(number, kind, content)
+            self._kill_the_hung()
             self._watch(self._result)
 
     def _take(self, number: int, kind: str, content: Any) -> None:
@@ -228,51 +272,59 @@ class _Campaign:
             self._result.add(content)
         elif kind == "seen":
             self._result.counts += content
+        elif kind == "known":
+            self._result.known += content
         elif kind == "failed":
             self._result.failures.append(content)
         elif kind == "ended":
             self._ended.add(number)
         elif kind == "device lost":
             self._ended.add(number)
+            family_name, case, verdict = content
+            self._deaths[family_name] += 1
+            self._spawn_shrinker(family_named(family_name), case, verdict)
             self._replace()
 
-    def _look_for_the_dead(self) -> None:
-        for number, process in list(self._workers.items()):
-            if number in self._ended or process.is_alive():
-                continue
-            # What it said last may still be under way.
-            while True:
-                try:
-                    self._take(*self._messages.get(timeout=0.2))
-                except queue.Empty:
-                    break
-            if number in self._ended:
-                continue
-            self._ended.add(number)
-            self._report_death(number, process.exitcode or 0)
-            self._replace()
+    def _kill_the_hung(self) -> None:
+        for number, process in self._workers.items():
+            waited = seconds_since_noted(self._journal_path(number))
+            if waited > self._plan.case_seconds and number not in self._ended | self._hung:
+                self._hung.add(number)
+                process.kill()
+
+    def _look_at_the_end_of(self, number: int) -> None:
+        process = self._workers[number]
+        process.join(timeout=STOP_SECONDS)
+        if number in self._ended:
+            return
+        self._ended.add(number)
+        self._report_death(number, process.exitcode or 0)
+        self._replace()
 
     def _report_death(self, number: int, exitcode: int) -> None:
-        how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit status {exitcode}"
         noted = last_noted(self._journal_path(number))
         if noted is None:
-            self._result.failures.append(f"worker {number} died ({how}) outside any case")
+            self._result.failures.append(
+                f"worker {number} died outside any case (exit code {exitcode})"
+            )
             return
-        family = family_named(noted[0])
-        verdict = death_verdict(family, how)
-        found = _found(family, noted[1], verdict, "not shrunk: the process died")
-        self._result.counts[found.signature] += 1
-        self._result.add(found)
+        family = family_named(noted.family)
+        verdict = (
+            hang_verdict(family, self._plan.case_seconds)
+            if number in self._hung
+            else death_verdict(family, exitcode)
+        )
+        self._deaths[family.name] += 1
+        self._result.counts[verdict.signature] += 1
+        self._result.add(_found(family, noted.case, verdict, "not shrunk yet"))
+        self._spawn_shrinker(family, noted.case, verdict)
 
     def _replace(self) -> None:
+        """Start a worker for the time that is left, without families that end every worker."""
         left = self._deadline - time.monotonic()
-        if left > 1 and self._num_spawned < self._plan.num_workers + MOST_RESPAWNS:
-            self._spawn(min(left, self._plan.seconds))
-
-
-def death_verdict(family: Family, how: str) -> Verdict:
-    """Return the verdict on a case whose launch killed the process."""
-    return Verdict(family.name, (Finding("died", how, f"{family.name}: the process died: {how}"),))
+        families = [f for f in self._plan.families if self._deaths[f] < MOST_DEATHS_PER_FAMILY]
+        if left > 1 and families and not self._stop.is_set():
+            self._spawn(left, dataclasses.replace(self._plan, families=families))
 
 
 def _raise_interrupt(signum: int, frame: object) -> None:
@@ -286,20 +338,19 @@ def _found(family: Family, case: Case, verdict: Verdict, how_small: str) -> Foun
 
 
 def _work(
+    channel: Connection,
     plan: Plan,
     number: int,
     seconds: float,
     journal_path: Path,
-    messages: Any,
     go: Any,
     stop: Any,
 ) -> None:
     """Run one worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def say(kind: str, content: Any = None) -> None:
-        messages.put((number, kind, content))
+        channel.send((kind, content))
 
     try:
         from .device import prepare
@@ -308,19 +359,78 @@ def _work(
         worker = _Worker(plan, number, Journal(journal_path), say, stop)
         say("ready")
         go.wait()
-        lost = worker.run(seconds)
-        say("device lost" if lost else "ended")
+        try:
+            worker.run(seconds)
+            say("ended")
+        except _DeviceLost as lost:
+            say("device lost", lost.args)
     except Exception:
         say("failed", f"worker {number}: {traceback.format_exc()}")
         say("ended")
-    messages.close()
-    messages.join_thread()
+    channel.close()
     # A CUDA context that has faulted can hang interpreter shutdown.
     os._exit(0)
 
 
+def _shrink(
+    channel: Connection, plan: Plan, family_name: str, case: Case, verdict: Verdict, stop: Any
+) -> None:
+    """Run a process that makes a case smaller whose check ends or blocks processes.
+
+    It never touches the device itself: each check is a child's.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    family = family_named(family_name)
+    seconds = min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device])
+    try:
+        from .device import prepare
+
+        prepare(plan.device)
+
+        import torch
+
+        from .checker import Checker
+        from .target import load_target
+
+        torch.set_num_threads(1)
+        target = load_target(plan.target)
+
+        def check_here(candidate: Case) -> Verdict:
+            return Checker(target, plan.device).check(family, candidate)
+
+        def check(candidate: Case) -> Verdict:
+            if stop.is_set():
+                raise _Stopped
+            if not target.allows(family, candidate):
+                return Verdict(family.name)
+            return check_in_child(check_here, family, candidate, seconds)
+
+        again = check(case)
+        if again.passed or again.signature != verdict.signature:
+            how_small = "not shrunk: it did not happen again in a process of its own"
+            found = _found(family, case, verdict, how_small)
+        else:
+            minimal = minimise(family, case, verdict, check, SHRINK_BUDGET)
+            found = _found(family, minimal.case, minimal.verdict, str(minimal))
+        channel.send(("found", found))
+    except _Stopped:
+        pass
+    except Exception:
+        channel.send(("failed", f"shrinking {family_name}: {traceback.format_exc()}"))
+    channel.send(("ended", None))
+    channel.close()
+    os._exit(0)
+
+
+class _Stopped(BaseException):
+    """Ends a search for a smaller case: somebody waits for this process to end."""
+
+
 class _DeviceLost(BaseException):
-    """Ends a round: nothing can be launched in this process any more."""
+    """Ends a round: nothing can be launched in this process any more.
+
+    Its arguments are the family's name, the case and the verdict.
+    """
 
 
 class _Worker:
@@ -351,51 +461,50 @@ class _Worker:
         self._best: dict[Signature, tuple[Case, Verdict]] = {}
         self._minimised: set[Signature] = set()
         self._seen: Counter[Signature] = Counter()
+        self._known: Counter[int] = Counter()
         self._deadline = 0.0
         share = plan.max_cases
         self._cases_left: float = float("inf") if share is None else -(-share // plan.num_workers)
 
-    def run(self, seconds: float) -> bool:
-        """Go on until the time is over; return whether the device was lost."""
+    def run(self, seconds: float) -> None:
+        """Go on until the time is over.
+
+        Raises:
+            _DeviceLost: A case has made the device unusable for this process.
+        """
         self._deadline = time.monotonic() + seconds
         spent = {family.name: 0.0 for family in self._families}
-        round_sizes = {family.name: 20 for family in self._families}
+        num_rounds = {family.name: 0 for family in self._families}
         # Workers start with different families, so that a short run sees them all.
         first = self._number % len(self._families)
         order = self._families[first:] + self._families[:first]
-        round_number = 0
         try:
             while self._goes_on():
                 family = min(order, key=lambda family: spent[family.name])
-                num_cases = int(min(round_sizes[family.name], self._cases_left))
-                tally = self._round(family, num_cases, round_number)
+                tally = self._round(family, num_rounds[family.name])
+                num_rounds[family.name] += 1
                 spent[family.name] += tally.seconds
-                self._cases_left -= tally.cases
                 self._say("tally", (family.name, tally))
-                # Rounds of about half a second: short enough to take turns and to stop.
-                pace = tally.cases / max(tally.seconds, 1e-3)
-                round_sizes[family.name] = max(5, min(500, int(pace / 2)))
-                round_number += 1
                 self._report_new()
-        except _DeviceLost:
-            return True
         finally:
             self._say("seen", self._seen)
-        return False
+            self._say("known", self._known)
 
     def _goes_on(self) -> bool:
         over = time.monotonic() >= self._deadline or self._cases_left < 1
         return not (over or self._stop.is_set())
 
-    def _round(self, family: Family, num_cases: int, round_number: int) -> FamilyTally:
+    def _round(self, family: Family, round_number: int) -> FamilyTally:
+        """Run one round of a family, the same cases in every run of the same campaign."""
         tally = FamilyTally()
         seed = derived_seed(self._plan.seed, self._number, family.name, round_number)
-        domain = self._domain(round_number)
+        domain = self._domain(family, round_number)
 
         def use(case: Case) -> None:
             if not self._goes_on():
                 return
             tally.cases += 1
+            self._cases_left -= 1
             tally.edges.update(family.edges(case))
             tally.batch_sizes[case.num_requests] += 1
             verdict = self._check(family, case)
@@ -403,35 +512,40 @@ class _Worker:
                 self._note(family, case, verdict)
 
         started = time.monotonic()
+        num_cases = CASES_PER_ROUND[self._plan.device]
         draw_cases(family.strategy(domain), num_cases, seed, use)
         tally.seconds = time.monotonic() - started
         return tally
 
-    def _domain(self, round_number: int) -> Domain:
+    def _domain(self, family: Family, round_number: int) -> Domain:
         """Return what may be drawn; on a GPU a few compiled variants at a time.
 
         A page size or a pairing of dtypes that is new compiles for longer than a hundred cases
         run, so a worker stays with some of them before it goes on to others.
         """
-        domain = self._target.domain
+        domain = self._target.terms_of(family.name).domain
         if self._plan.device == "cpu":
             return domain
         epoch = round_number // ROUNDS_PER_EPOCH
-        draw = Random(derived_seed(self._plan.seed, self._number, "epoch", epoch))
+        draw = Random(derived_seed(self._plan.seed, self._number, family.name, "epoch", epoch))
         return dataclasses.replace(
             domain,
-            page_sizes=(16, 4, *draw.sample(RARE_PAGE_SIZES, 3)),
-            dtype_choices=(0, 0, 0, *(draw.getrandbits(8) for _ in range(3))),
+            page_sizes=(16, 4, *draw.sample(RARE_PAGE_SIZES, 2)),
+            dtype_choices=(0, 0, *(draw.getrandbits(8) for _ in range(2))),
         )
 
     def _check(self, family: Family, case: Case) -> Verdict:
+        if not self._target.allows(family, case):
+            return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         self._journal.note(family.name, case)
         verdict = self._checker.check(family, case)
         self._journal.clear()
         if verdict.fatal:
             self._seen[verdict.signature] += 1
-            self._say("found", _found(family, case, verdict, "not shrunk: the device was lost"))
-            raise _DeviceLost
+            self._say("found", _found(family, case, verdict, "not shrunk yet"))
+            raise _DeviceLost(family.name, case, verdict)
+        verdict, known = self._target.without_known(family, case, verdict)
+        self._known.update(known)
         return verdict
 
     def _note(self, family: Family, case: Case, verdict: Verdict) -> None:
@@ -449,12 +563,24 @@ class _Worker:
             self._minimised.add(signature)
             family = family_named(signature.family)
             siblings = sum(other.family == signature.family for other in self._minimised)
-            if siblings > MOST_SIGNATURES_PER_FAMILY:
-                self._say("found", _found(family, case, verdict, "not shrunk: one of many"))
+            left = self._deadline + OVERTIME_SECONDS - time.monotonic()
+            if siblings > MOST_SIGNATURES_PER_FAMILY or left <= 0:
+                why = "one of many" if left > 0 else "the time was over"
+                self._say("found", _found(family, case, verdict, f"not shrunk: {why}"))
                 continue
             # Known before it is small, should this process die of a smaller case.
             self._say("found", _found(family, case, verdict, "not shrunk yet"))
-            minimal = minimise(
-                family, case, verdict, lambda c: self._check(family, c), MINIMISE_BUDGET
-            )
+            check = partial(self._check_unless_stopped, family)
+            try:
+                budget = dataclasses.replace(
+                    MINIMISE_BUDGET, seconds=min(MINIMISE_BUDGET.seconds, left)
+                )
+                minimal = minimise(family, case, verdict, check, budget)
+            except _Stopped:
+                return
             self._say("found", _found(family, minimal.case, minimal.verdict, str(minimal)))
+
+    def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
+        if self._stop.is_set():
+            raise _Stopped
+        return self._check(family, case)

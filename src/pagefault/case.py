@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import Any, ClassVar, Self
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+T = TypeVar("T")
 
 SCHEMA = 1
 DTYPE_RANGES = {"int32": range(-(2**31), 2**31), "int64": range(-(2**63), 2**63)}
@@ -61,7 +63,7 @@ class PageTable:
         max_pages: Columns.
         edits: (row, column, page id) of the cells that differ from the rule, sorted.
         first: Page id of cell 0.
-        step: Difference between the ids of neighbouring cells.
+        step: Difference between the ids of neighbouring cells, at least 1.
     """
 
     num_rows: int
@@ -73,7 +75,10 @@ class PageTable:
     def __post_init__(self) -> None:
         _expect_int("num_rows", self.num_rows, minimum=0, maximum=2**31)
         _expect_int("max_pages", self.max_pages, minimum=0, maximum=2**31)
-        last = max(0, self.num_rows * self.max_pages - 1)
+        _expect_int("step", self.step, minimum=1, maximum=2**31)
+        if self.step < 1:
+            raise CaseError(f"step: {self.step}, but should be at least 1")
+        last = max(0, self.num_cells - 1)
         for page_id in (self.first, self.first + self.step * last):
             if page_id not in DTYPE_RANGES["int32"]:
                 raise CaseError(f"page id {page_id} of the table's rule does not fit int32")
@@ -85,12 +90,12 @@ class PageTable:
                 )
             if page_id not in DTYPE_RANGES["int32"]:
                 raise CaseError(f"page id {page_id} of cell [{row}][{column}] does not fit int32")
-        kept = {
-            (row, column): page_id
-            for row, column, page_id in self.edits
+        edited = {(row, column): page_id for row, column, page_id in self.edits}
+        edits = tuple(
+            (row, column, page_id)
+            for (row, column), page_id in sorted(edited.items())
             if page_id != self.rule(row, column)
-        }
-        edits = tuple((row, column, kept[row, column]) for row, column in sorted(kept))
+        )
         object.__setattr__(self, "edits", edits)
 
     @classmethod
@@ -124,8 +129,12 @@ class PageTable:
 
     @property
     def largest_page_id(self) -> int:
-        """The largest page id of the table, 0 where it has none."""
-        rule = self.rule(self.num_rows - 1, self.max_pages - 1) if self.num_cells else 0
+        """The largest page id of the table, 0 where it has none that is larger."""
+        edited = {row * self.max_pages + column for row, column, _ in self.edits}
+        last = self.num_cells - 1
+        while last in edited:
+            last -= 1
+        rule = self.first + self.step * last if last >= 0 else 0
         return max([rule, *(page_id for _, _, page_id in self.edits)])
 
     def cells_holding(self, page_id: int) -> Iterator[tuple[int, int]]:
@@ -176,17 +185,18 @@ class Rows(Sequence[Sequence[int]]):
         return made
 
 
-def per_request() -> Any:
-    """Mark a field of a case that has one entry per request of the batch."""
-    return field(metadata={"per_request": True})
+# Fields that have one entry per request of the batch.
+_PER_REQUEST = "per request"
+PerRequest = Annotated[tuple[int, ...], _PER_REQUEST]
+PerRequestLists = Annotated[tuple[tuple[int, ...], ...], _PER_REQUEST]
 
 
 @dataclass(frozen=True)
 class Case:
     """Base of every family's case: its fields are the arguments, `layout` is the memory.
 
-    A subclass adds fields of type `int`, `tuple[int, ...]`, `tuple[tuple[int, ...], ...]`
-    or `PageTable`, and says in `PLAIN` how production lays out each tensor.
+    A subclass adds fields of type `int`, `tuple[int, ...]`, `PerRequest`, `PerRequestLists` or
+    `PageTable`, and says in `PLAIN` how production lays out each tensor.
 
     Attributes:
         layout: (tensor name, placement) of the tensors that lie other than production's, sorted.
@@ -205,20 +215,18 @@ class Case:
         lengths = {name: len(getattr(self, name)) for name in self.per_request_fields()}
         if len(set(lengths.values())) > 1:
             raise CaseError(f"one entry per request each, but there are {lengths}")
-        for field_ in dataclasses.fields(self):
-            if field_.type == "int" and getattr(self, field_.name) >= 2**31:
-                raise CaseError(f"{field_.name}: {getattr(self, field_.name)}, not below 2**31")
+        for name in _shape_of(type(self)).numbers:
+            if getattr(self, name) >= 2**31:
+                raise CaseError(f"{name}: {getattr(self, name)}, but should be below 2**31")
         self.check()
 
     def check(self) -> None:
         """Raise CaseError where the case lies outside the contract's domain."""
 
     @classmethod
-    @cache
     def per_request_fields(cls) -> tuple[str, ...]:
-        return tuple(
-            field_.name for field_ in dataclasses.fields(cls) if "per_request" in field_.metadata
-        )
+        """Return the names of the fields that have one entry per request."""
+        return _shape_of(cls).per_request
 
     @property
     def num_requests(self) -> int:
@@ -271,7 +279,7 @@ class Case:
         Raises:
             CaseError: A field is missing, unknown, of another type or out of the domain.
         """
-        types = _field_types(cls)
+        types = _shape_of(cls).types
         unknown = sorted(set(fields) - set(types))
         if unknown:
             raise CaseError(f"unknown field {unknown[0]!r}, but should be one of {sorted(types)}")
@@ -286,10 +294,37 @@ class Case:
         return cls(**values, layout=_decode_layout(fields.get("layout", {}), cls.PLAIN))
 
 
-@cache
-def _field_types(cls: type[Case]) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field_.name: hints[field_.name] for field_ in dataclasses.fields(cls)}
+@dataclass(frozen=True)
+class _Shape:
+    """What the annotations of a case class say.
+
+    Attributes:
+        types: By field.
+        per_request: Fields that have one entry per request.
+        numbers: Fields that are a plain number.
+    """
+
+    types: dict[str, Any]
+    per_request: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
+_shapes: dict[type, _Shape] = {}
+
+
+def _shape_of(cls: type[Case]) -> _Shape:
+    shape = _shapes.get(cls)
+    if shape is None:
+        names = [field_.name for field_ in dataclasses.fields(cls)]
+        plain = typing.get_type_hints(cls)
+        annotated = typing.get_type_hints(cls, include_extras=True)
+        shape = _Shape(
+            {name: plain[name] for name in names},
+            tuple(n for n in names if _PER_REQUEST in getattr(annotated[n], "__metadata__", ())),
+            tuple(name for name in names if plain[name] is int),
+        )
+        _shapes[cls] = shape
+    return shape
 
 
 def _expect_int(name: str, value: object, minimum: int = -(2**63), maximum: int = 2**63 - 1) -> int:
@@ -326,16 +361,21 @@ def _decode(name: str, value: object, type_: Any) -> Any:
     return tuple(_decode(f"{name}[{i}]", item, item_type) for i, item in enumerate(items))
 
 
+def _placed(name: str, make: Callable[[], T]) -> T:
+    """Return what is made; a refusal says which field it is about."""
+    try:
+        return make()
+    except CaseError as error:
+        raise CaseError(f"{name}: {error}") from error
+
+
 def _decode_table(name: str, value: object) -> PageTable:
     if isinstance(value, list):
-        return PageTable.from_rows(
-            [
-                [_expect_int(f"{name}[{r}][{c}]", page_id) for c, page_id in enumerate(row)]
-                for r, row in enumerate(
-                    _expect_list(f"{name}[{i}]", v) for i, v in enumerate(value)
-                )
-            ]
-        )
+        rows = [
+            [_expect_int(f"{name}[{r}][{c}]", page_id) for c, page_id in enumerate(row)]
+            for r, row in enumerate(_expect_list(f"{name}[{i}]", v) for i, v in enumerate(value))
+        ]
+        return _placed(name, lambda: PageTable.from_rows(rows))
     fields = _expect_object(name, value, [f.name for f in dataclasses.fields(PageTable)])
     for required in ("num_rows", "max_pages"):
         if required not in fields:
@@ -346,25 +386,28 @@ def _decode_table(name: str, value: object) -> PageTable:
         if key != "edits"
     }
     edits = [
-        tuple(_expect_int(f"{name}.edits[{i}]", number) for number in _expect_list(name, edit))
+        tuple(
+            _expect_int(f"{name}.edits[{i}]", number)
+            for number in _expect_list(f"{name}.edits[{i}]", edit)
+        )
         for i, edit in enumerate(_expect_list(f"{name}.edits", fields.get("edits", [])))
     ]
     if any(len(edit) != 3 for edit in edits):
         raise CaseError(f"{name}.edits: each is [row, column, page id]")
-    return PageTable(edits=typing.cast(Any, tuple(edits)), **numbers)
+    return _placed(name, lambda: PageTable(edits=typing.cast(Any, tuple(edits)), **numbers))
 
 
 def _decode_layout(
     value: object, plain: Mapping[str, Placement]
 ) -> tuple[tuple[str, Placement], ...]:
-    names = [field_.name for field_ in dataclasses.fields(Placement)]
-    return tuple(
-        (
-            name,
-            dataclasses.replace(plain[name], **_expect_object(f"layout.{name}", placement, names)),
-        )
-        for name, placement in _expect_object("layout", value, list(plain)).items()
-    )
+    choices = [field_.name for field_ in dataclasses.fields(Placement)]
+
+    def decode(name: str, value: object) -> Placement:
+        changes = _expect_object(f"layout.{name}", value, choices)
+        return _placed(f"layout.{name}", lambda: dataclasses.replace(plain[name], **changes))
+
+    placements = _expect_object("layout", value, list(plain))
+    return tuple((name, decode(name, placement)) for name, placement in placements.items())
 
 
 def _encode(value: Any) -> Any:
@@ -387,12 +430,12 @@ def read_json(text: str) -> tuple[str, dict[str, Any]]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CaseError(f"not JSON: {error}") from error
     if not isinstance(document, dict):
         raise CaseError("a case is a JSON object")
     schema = document.pop("schema", None)
-    if schema != SCHEMA:
+    if isinstance(schema, bool) or schema != SCHEMA:
         raise CaseError(f"schema: {schema!r}, but this version of pagefault reads {SCHEMA}")
     family = document.pop("family", None)
     if not isinstance(family, str):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from . import interpreter
+from . import addresses, interpreter
 from .case import Case
 from .comparison import Comparison, Outcome
-from .family import Argument, Family, HostTensor, Plain, Tensor
+from .family import Argument, Expected, Family, HostTensor, Plain, Tensor
 from .memory import POISONS, TORCH_DTYPES, Memory, Plan, memory_of
 from .target import Target
 from .verdict import Finding, Verdict
@@ -29,20 +30,23 @@ class Checker:
         self.target = target
         self.device = device
         self._memory: Memory = memory_of(device)
+        self._watch: addresses.Watch | None = None
         if device == "cpu":
             interpreter.tune()
+            self._watch = addresses.install()
 
     def check(self, family: Family, case: Case) -> Verdict:
         """Return what is wrong with the target's answer to a case."""
-        expected = family.expect(case, self.target.dialect)
+        expected = family.expect(case, self.target.terms_of(family.name).dialect)
         arguments = family.arguments(case)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         plan = Plan(case, tensors)
         replicas = self._memory.place(plan, tensors)
-        function = self.target.functions[family.name]
         try:
+            # In one replica the programs of a launch take turns backwards: no answer may tell.
             outcomes = [
-                self._call(function, family, arguments, placed, case) for placed in replicas.tensors
+                self._watched_call(family, arguments, placed, case, expected, order)
+                for placed, order in zip(replicas.tensors, addresses.ORDERS)
             ]
             after = self._memory.read_back(plan)
             fetched = [outcome.fetched() for outcome in outcomes]
@@ -56,14 +60,31 @@ class Checker:
         _poison_returned(outcomes)
         return verdict
 
+    def _watched_call(
+        self,
+        family: Family,
+        arguments: Sequence[Argument],
+        placed: Sequence[torch.Tensor],
+        case: Case,
+        expected: Expected,
+        order: str,
+    ) -> Outcome:
+        if self._watch is None:
+            return self._call(family, arguments, placed, case)
+        names = [argument.name for argument in arguments if isinstance(argument, Tensor)]
+        call = addresses.call_of(dict(zip(names, placed)), expected.rows, order)
+        with self._watch.watching(call):
+            outcome = self._call(family, arguments, placed, case)
+        return dataclasses.replace(outcome, missteps=tuple(call.missteps.values()))
+
     def _call(
         self,
-        function: Callable[..., object],
         family: Family,
         arguments: Sequence[Argument],
         placed: Sequence[torch.Tensor],
         case: Case,
     ) -> Outcome:
+        function = self.target.functions[family.name]
         tensors = iter(placed)
         values = [
             next(tensors)
@@ -82,7 +103,7 @@ class Checker:
                 return Outcome({}, error, tuple(warnings))
         try:
             returned = family.returned(result)
-        except (TypeError, ValueError, AttributeError, IndexError, KeyError):
+        except Exception:  # What the target returned is not what is taken apart here.
             returned = {"result": result}
         return Outcome(returned, None, tuple(warnings))
 
@@ -106,8 +127,10 @@ def _device_error(family: Family, fault: DeviceFault) -> Verdict:
 
 
 def _host_tensor(argument: HostTensor, case: Case) -> torch.Tensor:
-    dtype = TORCH_DTYPES[case.placement(argument.name).dtype]
-    return torch.tensor(list(argument.values), dtype=dtype)
+    placement = case.placement(argument.name)
+    before = [POISONS[0]] * placement.offset
+    tensor = torch.tensor([*before, *argument.values], dtype=TORCH_DTYPES[placement.dtype])
+    return tensor[placement.offset :]
 
 
 class _WarningCollector(logging.Handler):
@@ -128,7 +151,8 @@ def _captured_warnings() -> Iterator[list[str]]:
     root = logging.getLogger()
     if _collector not in root.handlers:
         root.addHandler(_collector)
-    _collector.messages = messages = []
+    messages: list[str] = []
+    _collector.messages = messages
     try:
         yield messages
     finally:

@@ -20,10 +20,11 @@ from rich.text import Text
 from . import __version__
 from .campaign import Plan, Result, run
 from .case import CaseError
-from .conformance import write_case
+from .conformance import replay_line, write_case
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
 from .family import FamilyError, case_from_json, families, family_named
-from .target import DESCRIPTIONS, TargetError, load_target
+from .isolation import check_in_child
+from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
 from .verdict import Signature
 
 FOUND_NOTHING, FOUND_SOMETHING, BAD_USAGE, VOID_RUN, INTERRUPTED = 0, 1, 2, 3, 130
@@ -90,6 +91,9 @@ def fuzz(
         str, typer.Option(help="Processes, or auto: cores, or some for each GPU.")
     ] = "auto",
     device: DeviceOption = "auto",
+    case_time: Annotated[
+        str, typer.Option(help="A case that takes longer is a hang.", metavar="DURATION")
+    ] = "60s",
     out: Annotated[Path, typer.Option(help="Where the cases of findings go.")] = Path(
         ".pagefault/cases"
     ),
@@ -103,29 +107,30 @@ def fuzz(
     3 a void run (no case ran, or edges were not reached that a run of its length must reach),
     130 interrupted with nothing found.
     """
-    seconds = _duration(time_)
+    seconds = _duration("--time", time_)
+    case_seconds = _duration("--case-time", case_time)
     resolved = resolve_device(device)
     num_workers = _num_workers(workers, resolved)
     seed = secrets.randbits(32) if seed is None else seed
-    _prepare_folder(out)
     if json_ is not None:
         _check_writable(json_)
     prepare(resolved)
     loaded = load_target(target)
     names = _chosen_families(family, set(loaded.functions), loaded.skipped)
-    plan = Plan(target, names, resolved, seconds, max_cases, seed, num_workers)
+    _prepare_folder(out)
+    plan = Plan(target, names, resolved, seconds, max_cases, seed, num_workers, case_seconds)
     console = Console()
     _print_header(console, plan)
     result = _run_watched(plan, console)
-    void = _why_void(result, frozenset(loaded.without))
+    void = _why_void(result, loaded)
     paths = {
         signature: write_case(out, family_named(signature.family), signature, found.case)
         for signature, found in result.findings.items()
     }
-    _print_closing(console, plan, result, paths, void)
+    _print_closing(console, plan, result, loaded, paths, void)
     if json_ is not None:
         skipped = {name: why for name, why in loaded.skipped.items() if name not in names}
-        _write_json(json_, plan, result, paths, void, skipped)
+        _write_json(json_, plan, result, loaded, paths, void, skipped)
     if result.findings:
         raise typer.Exit(FOUND_SOMETHING)
     if result.interrupted:
@@ -143,22 +148,28 @@ def repro(
 
     Exit status: 0 it passes, 1 it fails, 2 the case or the target can't be loaded.
     """
+    resolved = resolve_device(device)
     try:
         text = case.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise Usage(f"case {str(case)!r} can't be read: {_reason(error)}") from error
+    prepare(resolved)
     try:
         family, loaded_case = case_from_json(text)
     except CaseError as error:
         raise Usage(f"case {str(case)!r}: {error}") from error
-    resolved = resolve_device(device)
-    prepare(resolved)
     loaded = load_target(target)
     if family.name not in loaded.functions:
         raise Usage(f"target {target!r} has no {family.name}: {loaded.skipped[family.name]}")
     from .checker import Checker
 
-    verdict = Checker(loaded, resolved).check(family, loaded_case)
+    # The device is the child's alone, and so is a death.
+    verdict = check_in_child(
+        lambda case: Checker(loaded, resolved).check(family, case),
+        family,
+        loaded_case,
+        Plan.case_seconds,
+    )
     print(verdict.text())
     raise typer.Exit(FOUND_NOTHING if verdict.passed else FOUND_SOMETHING)
 
@@ -176,10 +187,10 @@ def targets() -> None:
         console.print(f"  {family.name}({', '.join(family.parameters)})", soft_wrap=True)
 
 
-def _duration(text: str) -> float:
+def _duration(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text.strip())
     if not match or float(match[1]) <= 0:
-        raise Usage(f"--time {text!r}, but should be like 60s, 5m or 8h")
+        raise Usage(f"{option} {text!r}, but should be like 60s, 5m or 8h")
     return float(match[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[match[2]]
 
 
@@ -281,17 +292,24 @@ def _tally_table(result: Result) -> Table:
     return table
 
 
-def _why_void(result: Result, without: frozenset[str]) -> str:
-    if result.cases == 0:
+def _why_void(result: Result, target: Target) -> str:
+    if result.failures:
+        return f"{len(result.failures)} of the workers failed"
+    if result.cases == 0 and not result.findings:
         return "no case ran"
-    unreached = result.unreached(without)
+    unreached = result.unreached(lambda name: target.terms_of(name).without)
     return "; ".join(
         f"{name} has not reached: {', '.join(edges)}" for name, edges in unreached.items()
     )
 
 
 def _print_closing(
-    console: Console, plan: Plan, result: Result, paths: Mapping[Signature, Path], void: str
+    console: Console,
+    plan: Plan,
+    result: Result,
+    target: Target,
+    paths: Mapping[Signature, Path],
+    void: str,
 ) -> None:
     for found in sorted(result.findings.values(), key=lambda found: found.size):
         console.print()
@@ -301,10 +319,13 @@ def _print_closing(
         times = result.counts[found.signature]
         if times > 1:
             console.print(Text(f"  seen {times} times"))
-        at = "" if plan.target == "ours" else f" --target {plan.target}"
-        replay = f"  replay: pagefault repro {paths[found.signature]}{at} --device {plan.device}"
-        console.print(Text(replay), soft_wrap=True)
+        replay = replay_line(paths[found.signature], plan.target, plan.device)
+        console.print(Text(f"  {replay}"), soft_wrap=True)
     console.print()
+    for fault, times in _known(plan, result, target):
+        console.print(
+            Text(f"known: {fault.signature}: {fault.reason}; seen {times} times"), soft_wrap=True
+        )
     console.print(_tally_table(result))
     batches = _median(result)
     tiles = sum(tally.edges["more than one tile"] for tally in result.tallies.values())
@@ -324,6 +345,15 @@ def _print_closing(
         console.print(Text(f"void run: {void}"), soft_wrap=True)
 
 
+def _known(plan: Plan, result: Result, target: Target) -> list[tuple[KnownFault, int]]:
+    """Return the known faults of the functions that were run, and how often each was seen."""
+    return [
+        (fault, result.known[i])
+        for i, fault in enumerate(target.known_faults)
+        if fault.family in plan.families
+    ]
+
+
 def _median(result: Result) -> int:
     sizes = sorted(
         size for tally in result.tallies.values() for size in tally.batch_sizes.elements()
@@ -335,6 +365,7 @@ def _write_json(
     path: Path,
     plan: Plan,
     result: Result,
+    target: Target,
     paths: Mapping[Signature, Path],
     void: str,
     skipped: dict[str, str],
@@ -367,6 +398,10 @@ def _write_json(
                 "verdict": found.verdict,
             }
             for found in result.findings.values()
+        ],
+        "known": [
+            {"signature": fault.signature, "count": times, "reason": fault.reason}
+            for fault, times in _known(plan, result, target)
         ],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .case import Case
+from .addresses import Misstep
+from .case import Case, CaseError
 from .family import Expected, Family, TensorValue
 from .memory import NUMPY_DTYPES, POISONS, Cell, Plan, Words
 from .verdict import Finding, Verdict, sorted_findings
@@ -26,18 +27,28 @@ class Outcome:
         returned: By path, as `Family.returned` takes the result apart.
         raised: The exception, if it raised.
         warnings: The warnings that it logged.
+        missteps: Accesses that the address oracle did not allow.
     """
 
     returned: Mapping[str, Any]
     raised: BaseException | None
     warnings: tuple[str, ...]
+    missteps: tuple[Misstep, ...] = ()
 
     def fetched(self) -> dict[str, Any]:
         """Return what was returned with every tensor's elements on the host."""
         return {
-            path: value.tolist() if isinstance(value, torch.Tensor) else value
+            path: value.tolist() if _has_elements(value) else value
             for path, value in self.returned.items()
         }
+
+
+def _has_elements(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.device.type in ("cpu", "cuda")
+    )
 
 
 class Comparison:
@@ -78,12 +89,38 @@ class Comparison:
             outcomes: What the calls on them came back with.
             fetched: The same, with the elements of returned tensors.
         """
+        self._report_missteps(outcomes)
         raised = self._compare_exceptions(outcomes)
         self._compare_memory(before, after, values_matter=not raised)
         if not raised:
             self._compare_returned(outcomes[0].returned, fetched)
             self._compare_warnings(outcomes[0].warnings)
         return Verdict(self._family.name, sorted_findings(self._findings), tuple(self._summary))
+
+    def _report_missteps(self, outcomes: Sequence[Outcome]) -> None:
+        """Report each sort of access once, whichever replica it happened in."""
+        seen = set()
+        for misstep in (misstep for outcome in outcomes for misstep in outcome.missteps):
+            role = f"{misstep.access} of {misstep.tensor}"
+            if (misstep.kind, role) in seen:
+                continue
+            seen.add((misstep.kind, role))
+            what = {
+                "address": "which is no element of it",
+                "row": "a row that belongs to no request of the call",
+                "race": "which another program touches",
+            }[misstep.kind]
+            self._findings.append(
+                Finding(
+                    misstep.kind,
+                    role,
+                    f"{misstep.access} of {misstep.place}, {what}",
+                    (
+                        f"{misstep.source}, in {misstep.kernel}, program {misstep.program}",
+                        misstep.detail,
+                    ),
+                )
+            )
 
     def _compare_exceptions(self, outcomes: Sequence[Outcome]) -> bool:
         """Compare what was raised; return whether anything was or should have been."""
@@ -106,16 +143,19 @@ class Comparison:
         num_words = self._plan.num_bytes // 4
         wanted = before.copy()
         halves = (slice(0, num_words), slice(num_words, 2 * num_words))
-        for half in halves:
-            for region in self._plan.regions:
-                if region.name in self._writes:
-                    writes = self._writes[region.name]
-                    elements = self._plan.elements(wanted[half], region)
-                    if isinstance(writes, Mapping):
-                        for index, value in writes.items():
-                            elements[region.offset_of(index)] = value
-                    else:
-                        elements[: len(writes)] = writes
+        for region in self._plan.regions:
+            if region.name not in self._writes:
+                continue
+            writes = self._writes[region.name]
+            indices: Any = slice(len(writes))
+            values = writes
+            if isinstance(writes, Mapping):
+                indices = [region.offset_of(index) for index in writes]
+                values = list(writes.values())
+            if len(values):
+                array = _array(region.name, values, region.dtype)
+                for half in halves:
+                    self._plan.elements(wanted[half], region)[indices] = array
         if np.array_equal(after, wanted):
             return
         replicas = [_Replica(before[half], after[half], wanted[half]) for half in halves]
@@ -221,7 +261,7 @@ class Comparison:
     def _compare_tensor(
         self, path: str, wanted: TensorValue, tensor: Any, elements: Sequence[Any]
     ) -> None:
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             self._wrong_return(path, f"{path} is {tensor!r}, but should be a tensor")
             return
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -233,7 +273,7 @@ class Comparison:
             self._wrong_return(path, text.format(path, *found, *should))
             return
         values = [np.array(e, dtype=NUMPY_DTYPES[wanted.dtype]).ravel() for e in elements]
-        correct = np.array(wanted.values, dtype=NUMPY_DTYPES[wanted.dtype]).ravel()
+        correct = _array(path, wanted.values, wanted.dtype)
         wrong = []
         for index in np.flatnonzero((values[0] != correct) | (values[1] != correct)):
             place = path + "".join(f"[{i}]" for i in np.unravel_index(index, wanted.shape))
@@ -268,6 +308,14 @@ class _Replica:
     before: Words
     after: Words
     wanted: Words
+
+
+def _array(name: str, values: Any, dtype: str) -> np.ndarray[Any, Any]:
+    """Return what the oracle says as an array, or refuse the case as outside the domain."""
+    try:
+        return np.array(values, dtype=NUMPY_DTYPES[dtype])
+    except OverflowError as error:
+        raise CaseError(f"{name}: the answer does not fit {dtype}") from error
 
 
 def _judge(place: str, found: Pair, should: int) -> tuple[str, str]:

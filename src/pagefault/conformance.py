@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import random
+import shlex
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 
 from .case import Case
 from .device import prepare, resolve_device
-from .family import Dialect, Family, family_named
+from .family import Dialect, Domain, Family, family_named
 from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
 from .stream import derived_seed, draw_cases
-from .verdict import Signature
+from .verdict import Signature, Verdict
 
 SHRINK_BUDGET = Budget(seconds=30.0)
 
@@ -71,6 +72,22 @@ def write_case(folder: Path, family: Family, signature: Signature, text: str) ->
     return path
 
 
+def replay_line(path: Path, target: str, device: str) -> str:
+    """Return the line of a report that says how to run its case again, or where it lies.
+
+    Args:
+        path: The case's JSON.
+        target: As `load_target` takes it, or "" where no command can find the function.
+        device: "cpu" or "cuda".
+    """
+    if not target:
+        return f"case: {path}"
+    words = ["pagefault", "repro", str(path)]
+    if target != "ours":
+        words += ["--target", target]
+    return f"replay: {shlex.join(words)} --device {device}"
+
+
 def assert_conforms(
     function: Callable[..., Any],
     family: Family | str | None = None,
@@ -111,7 +128,12 @@ def assert_conforms(
         without=dict.fromkeys(without, "excluded by the caller"),
     )
     check_family(
-        target, family, num_cases=num_cases, seed=seed, device=device, replay=_replay(function)
+        target,
+        family,
+        num_cases=num_cases,
+        seed=seed,
+        device=device,
+        named="" if target.domain != Domain() else _target_with(function, family),
     )
 
 
@@ -123,7 +145,7 @@ def check_family(
     seed: int | None = None,
     device: str | None = None,
     shard: int = 0,
-    replay: str = "",
+    named: str = "",
 ) -> None:
     """Check one family of a target; see `assert_conforms`.
 
@@ -134,7 +156,7 @@ def check_family(
         seed: Of the stream.
         device: Where to run.
         shard: Which of several streams of this property.
-        replay: What follows the case's path in the line that replays it.
+        named: What a command has to call the target, or "".
 
     Raises:
         NonConformance: The target does not conform.
@@ -151,15 +173,22 @@ def check_family(
     base = random.getrandbits(32) if base is None else base
     failures: list[Minimal] = []
 
+    def check(case: Case) -> Verdict:
+        if not target.allows(family, case):
+            return Verdict(family.name)  # A step of the minimiser to what is never drawn.
+        verdict: Verdict
+        verdict, _ = target.without_known(family, case, checker.check(family, case))
+        return verdict
+
     def use(case: Case) -> None:
         if failures:
             return
-        verdict = checker.check(family, case)
+        verdict = check(case)
         if not verdict.passed:
             failures.append(Minimal(case, verdict, 0))
 
     draw_cases(
-        family.strategy(target.domain),
+        family.strategy(target.terms_of(family.name).domain),
         hypothesis.settings().max_examples if num_cases is None else num_cases,
         derived_seed(base, family.name, shard),
         use,
@@ -173,22 +202,25 @@ def check_family(
             family,
             smallest.case,
             smallest.verdict,
-            lambda case: checker.check(family, case),
+            check,
             SHRINK_BUDGET,
         )
         how_small = str(smallest)
     text = family.to_json(smallest.case)
     path = write_case(session.out, family, smallest.verdict.signature, text)
     raise NonConformance(
-        f"{smallest.verdict.text()}\n  {how_small}\n"
-        f"  replay: pagefault repro {path}{replay} --device {resolved}",
+        f"{smallest.verdict.text()}\n  {how_small}\n  {replay_line(path, named, resolved)}",
         smallest.case,
         path,
     )
 
 
-def _replay(function: Callable[..., Any]) -> str:
-    try:
-        return f" --target {inspect.getsourcefile(inspect.unwrap(function))}"
-    except TypeError:
+def _target_with(function: Callable[..., Any], family: Family) -> str:
+    """Return a module or a file that is a target with this very function, or ""."""
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if module is None or getattr(module, family.name, None) is not function:
         return ""
+    # A file of a package may import what lies beside it by relative names.
+    package = sys.modules.get(module.__name__.partition(".")[0])
+    is_in_package = package is not module and getattr(package, "__file__", None)
+    return module.__name__ if is_in_package else getattr(module, "__file__", None) or ""

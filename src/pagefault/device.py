@@ -53,16 +53,17 @@ def resolve_device(device: str) -> str:
     return "cpu"
 
 
-def prepare(device: str, gpu_slot: int = 0) -> None:
+def prepare(device: str, gpu_slot: int | None = None) -> None:
     """Make this process run kernels on a device; call it before a kernel is imported.
 
     Args:
         device: "cpu" or "cuda".
         gpu_slot: Number of the worker; workers are spread over the GPUs that
-            CUDA_VISIBLE_DEVICES allows.
+            CUDA_VISIBLE_DEVICES allows. None leaves this process all of them, which is what a
+            process needs that starts workers: they inherit its environment.
     """
     os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
-    if device == "cuda":
+    if device == "cuda" and gpu_slot is not None:
         visible = visible_gpus()
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[gpu_slot % len(visible)]
 

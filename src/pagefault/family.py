@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
-from .case import Case, CaseError, PageTable, Placement, read_json
+from .case import Case, CaseError, PageTable, read_json
 from .oracle.slots import Holes
 
 if TYPE_CHECKING:
@@ -135,12 +135,14 @@ class Expected:
         warnings: The words that one logged warning each has to contain, in order; None where the
             contract says nothing of warnings.
         raises: The exception that it raises, before anything is written.
+        rows: Per table the rows that belong to requests of the call; no other may be read.
     """
 
     writes: Mapping[str, Sequence[int] | Mapping[int, int]] = field(default_factory=dict)
     returns: Mapping[str, int | TensorValue] | None = None
     warnings: Sequence[Sequence[str]] | None = None
     raises: type[Exception] | None = None
+    rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -263,25 +265,3 @@ def case_from_json(text: str) -> tuple[Family, Case]:
     name, fields = read_json(text)
     family = family_named(name)
     return family, family.case_type.from_fields(fields)
-
-
-__all__ = [
-    "Argument",
-    "Case",
-    "Changes",
-    "Dialect",
-    "Domain",
-    "Expected",
-    "Explanation",
-    "Family",
-    "FamilyError",
-    "HostTensor",
-    "Plain",
-    "Placement",
-    "Tensor",
-    "TensorValue",
-    "case_from_json",
-    "families",
-    "family_named",
-    "number",
-]

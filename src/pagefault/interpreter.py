@@ -31,10 +31,9 @@ def _let_integers_wrap(interpreter: Any) -> None:
     They stop at 32-bit sums that a compiled kernel lets wrap, in lanes that are masked off too,
     and cost a third of the time.
     """
-    builder = getattr(interpreter, "interpreter_builder", None)
-    options = getattr(builder, "options", None)
+    builder: Any = getattr(interpreter, "interpreter_builder", None)
+    options: Any = getattr(builder, "options", None)
     if hasattr(options, "sanitize_overflow"):
-        assert builder is not None
         builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
@@ -45,9 +44,9 @@ class _NothingToRestore:
 
 def _patch_language_once_a_launch(interpreter: Any) -> None:
     """Patch `triton.language` when a launch starts, and not again for each device function."""
-    patch_language = getattr(interpreter, "_patch_lang", None)
-    if patch_language is None:
+    if not hasattr(interpreter, "_patch_lang"):
         return
+    patch_language = interpreter._patch_lang
     language = interpreter.tl
     # The interpreter patches the modules that a function's globals name.
     sees_all = FunctionType((lambda: None).__code__, {"tl": language, "core": language.core})

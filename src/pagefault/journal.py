@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import mmap
 import pickle
+import struct
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .case import Case
 
 _SIZE_BYTES = 1 << 20
-_LENGTH_BYTES = 8
+# Size of the entry, and when it was written, on the clock that all processes share.
+_HEADER = struct.Struct("<qd")
+
+
+class Noted(NamedTuple):
+    """What a process was about to launch.
+
+    Attributes:
+        family: The family's name.
+        case: The case.
+    """
+
+    family: str
+    case: Any
 
 
 class Journal:
     """One case, in a file that is mapped into memory: the kernel keeps what a dead process wrote.
 
     Args:
-        path: The file; made if it is missing.
+        path: The file; made anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,25 +43,33 @@ class Journal:
     def note(self, family: str, case: Case) -> None:
         """Write down the case that is launched next."""
         entry = pickle.dumps((family, case), protocol=pickle.HIGHEST_PROTOCOL)
-        if len(entry) > _SIZE_BYTES - _LENGTH_BYTES:
-            self.clear()
-            return
-        self._map[_LENGTH_BYTES : _LENGTH_BYTES + len(entry)] = entry
-        self._map[:_LENGTH_BYTES] = len(entry).to_bytes(_LENGTH_BYTES, "little")
+        if len(entry) > _SIZE_BYTES - _HEADER.size:
+            entry = b""
+        self._map[_HEADER.size : _HEADER.size + len(entry)] = entry
+        _HEADER.pack_into(self._map, 0, len(entry), time.monotonic())
 
     def clear(self) -> None:
         """Write down that nothing is being launched."""
-        self._map[:_LENGTH_BYTES] = bytes(_LENGTH_BYTES)
+        _HEADER.pack_into(self._map, 0, 0, 0.0)
 
 
-def last_noted(path: Path) -> tuple[str, Any] | None:
-    """Return the family and case that a dead process was launching, if it was."""
+def last_noted(path: Path) -> Noted | None:
+    """Return what a dead process was launching, if it was."""
     try:
         content = path.read_bytes()
-        length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-        if not length:
+        size, _ = _HEADER.unpack_from(content)
+        if not size:
             return None
-        noted: tuple[str, Any] = pickle.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
-        return noted
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError):
+        return Noted(*pickle.loads(content[_HEADER.size : _HEADER.size + size]))
+    except (OSError, struct.error, pickle.UnpicklingError, EOFError, AttributeError):
         return None
+
+
+def seconds_since_noted(path: Path) -> float:
+    """Return how long a process has been in the launch that it noted; 0 between launches."""
+    try:
+        with path.open("rb") as file:
+            _, noted_at = _HEADER.unpack(file.read(_HEADER.size))
+    except (OSError, struct.error):
+        return 0.0
+    return time.monotonic() - noted_at if noted_at else 0.0

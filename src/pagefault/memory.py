@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +29,17 @@ ALIGNMENT_BYTES = 64
 # length or an index gives two different answers but seldom an address far away.
 POISONS = (-7, 11)
 
-NUMPY_DTYPES = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
+}
+ITEMSIZE_BYTES = {"int32": 4, "int64": 8}
 TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Region:
     """Where one tensor lies in a replica of the arena.
 
@@ -48,6 +52,9 @@ class Region:
         columns: Elements in a row.
         row_stride: Elements from one row to the next.
         shape: What the function is given, spare elements included.
+        num_elements: Elements from the first to the last, gaps included.
+        itemsize_bytes: Size of an element.
+        end_bytes: Offset of what follows the last element.
     """
 
     name: str
@@ -58,21 +65,15 @@ class Region:
     columns: int
     row_stride: int
     shape: tuple[int, ...]
+    num_elements: int = field(init=False)
+    itemsize_bytes: int = field(init=False)
+    end_bytes: int = field(init=False)
 
-    @property
-    def itemsize_bytes(self) -> int:
-        return NUMPY_DTYPES[self.dtype].itemsize
-
-    @property
-    def num_elements(self) -> int:
-        """Elements from the first to the last, gaps included."""
-        if self.rows == 0 or self.columns == 0:
-            return 0
-        return (self.rows - 1) * self.row_stride + self.columns
-
-    @property
-    def end_bytes(self) -> int:
-        return self.start_bytes + self.num_elements * self.itemsize_bytes
+    def __post_init__(self) -> None:
+        is_empty = self.rows == 0 or self.columns == 0
+        self.num_elements = 0 if is_empty else (self.rows - 1) * self.row_stride + self.columns
+        self.itemsize_bytes = ITEMSIZE_BYTES[self.dtype]
+        self.end_bytes = self.start_bytes + self.num_elements * self.itemsize_bytes
 
     def offset_of(self, index: int) -> int:
         """Return where the element of a flat index (row * columns + column) lies, in elements."""
@@ -80,7 +81,8 @@ class Region:
         return row * self.row_stride + column
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Cell:
     """A place in the arena, in terms of the tensor that it belongs to or lies next to.
 
     Attributes:
@@ -133,7 +135,7 @@ class Plan:
         cursor = END_GUARD_BYTES
         for tensor in tensors:
             placement = case.placement(tensor.name)
-            itemsize = NUMPY_DTYPES[placement.dtype].itemsize
+            itemsize = ITEMSIZE_BYTES[placement.dtype]
             shape = tensor.shape
             if tensor.values is None:
                 shape = (shape[0] + placement.spare,)
@@ -154,29 +156,35 @@ class Plan:
         # The guard between two tensors is split half-way when a stray write has to be named.
         self._bounds = [region.start_bytes - GUARD_BYTES // 2 for region in self.regions[1:]]
 
-    def fill(self, words: Words, tensors: Sequence[Tensor], poison: int) -> None:
-        """Write one replica: poison everywhere, then the inputs.
+    def fill(self, words: Words, tensors: Sequence[Tensor]) -> None:
+        """Write both replicas: the poison of each everywhere, then the inputs.
 
         Args:
-            words: [num_bytes / 4] int32, the replica.
+            words: [2 * num_bytes / 4] int32, one replica behind the other.
             tensors: In the order of the plan.
-            poison: The value of every cell that is not input.
         """
-        words.fill(poison)
-        wide = words.view(np.int64)
+        num_words = self.num_bytes // 4
+        replicas = (words[:num_words], words[num_words:])
+        wide_replicas = (replicas[0].view(np.int64), replicas[1].view(np.int64))
+        for replica, poison in zip(replicas, POISONS):
+            replica.fill(poison)
         for region, tensor in zip(self.regions, tensors):
-            buffer: np.ndarray[Any, Any] = words
+            buffers: tuple[np.ndarray[Any, Any], ...] = replicas
+            start, end = region.start_bytes // 4, region.end_bytes // 4
             if region.dtype == "int64":
-                buffer = wide
-                guard = GUARD_BYTES // 2
-                wide[(region.start_bytes - guard) // 8 : (region.end_bytes + guard) // 8] = poison
-            if tensor.values is None or not region.num_elements:
+                buffers = wide_replicas
+                start, end = region.start_bytes // 8, region.end_bytes // 8
+                guard = GUARD_BYTES // 16
+                for buffer, poison in zip(buffers, POISONS):
+                    buffer[start - guard : end + guard] = poison
+            if tensor.values is None or start == end:
                 continue
-            start = region.start_bytes // region.itemsize_bytes
             if isinstance(tensor.values, PageTable):
-                _fill_table(buffer[start : start + region.num_elements], region, tensor.values)
-            else:
-                buffer[start : start + region.num_elements] = tensor.values
+                _fill_table([buffer[start:end] for buffer in buffers], region, tensor.values)
+                continue
+            values = np.array(tensor.values, dtype=NUMPY_DTYPES[region.dtype])
+            for buffer in buffers:
+                buffer[start:end] = values
 
     def elements(self, words: Words, region: Region) -> np.ndarray[Any, Any]:
         """Return the elements of a tensor, gaps included, as a view of a replica."""
@@ -190,19 +198,20 @@ class Plan:
         return Cell(region, (byte - region.start_bytes) // region.itemsize_bytes)
 
 
-def _fill_table(elements: np.ndarray[Any, Any], region: Region, table: PageTable) -> None:
+def _fill_table(buffers: Sequence[np.ndarray[Any, Any]], region: Region, table: PageTable) -> None:
     ids = np.arange(table.num_cells, dtype=np.int64)
     ids *= table.step
     ids += table.first
     for row, column, page_id in table.edits:
         ids[row * table.max_pages + column] = page_id
-    ids = ids.reshape(table.num_rows, table.max_pages)
-    if region.row_stride == region.columns:
-        elements[:] = ids.ravel()
-    else:
+    for elements in buffers:
+        if region.row_stride == region.columns:
+            elements[:] = ids
+            continue
         for row in range(table.num_rows):
             first = row * region.row_stride
-            elements[first : first + region.columns] = ids[row]
+            row_ids = ids[row * table.max_pages : (row + 1) * table.max_pages]
+            elements[first : first + region.columns] = row_ids
 
 
 class Replicas(NamedTuple):
@@ -232,7 +241,7 @@ class HostMemory:
         raw = np.empty(2 * plan.num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
         shift = -raw.ctypes.data % ALIGNMENT_BYTES
         self._words = raw[shift : shift + 2 * plan.num_bytes].view(np.int32)
-        _fill_both(self._words, plan, tensors)
+        plan.fill(self._words, tensors)
         narrow = torch.from_numpy(self._words)
         wide = torch.from_numpy(self._words.view(np.int64))
         return Replicas(
@@ -273,7 +282,7 @@ class CudaMemory:
         if 2 * num_words > len(self._upload_words):
             self._grow(2 * 2 * plan.num_bytes)
         words = self._upload_words[: 2 * num_words]
-        _fill_both(words, plan, tensors)
+        plan.fill(words, tensors)
         self._device_words[: 2 * num_words].copy_(self._upload[: 2 * num_words], non_blocking=True)
         return Replicas(
             (
@@ -301,12 +310,6 @@ Memory = HostMemory | CudaMemory
 def memory_of(device: str) -> Memory:
     """Return an arena on "cpu" or "cuda"."""
     return CudaMemory() if device == "cuda" else HostMemory()
-
-
-def _fill_both(words: Words, plan: Plan, tensors: Sequence[Tensor]) -> None:
-    num_words = plan.num_bytes // 4
-    plan.fill(words[:num_words], tensors, POISONS[0])
-    plan.fill(words[num_words:], tensors, POISONS[1])
 
 
 def _views(

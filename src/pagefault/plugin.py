@@ -2,69 +2,108 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from .device import (
+    DeviceError,
+    count_workers,
+    prepare,
+    resolve_device,
+    versions,
+    visible_gpus,
+)
 
 if TYPE_CHECKING:
     from .target import Target
 
 _SEED = "pagefault_seed"
 
+# Each is --pagefault-NAME, and --NAME where no other plugin or conftest has an option of that name.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "target": {
+        "default": "ours",
+        "help": "What to test: a name, a module, or a path to a .py file.",
+    },
+    "device": {
+        "default": "auto",
+        "help": "Where kernels run: auto, cpu (Triton's interpreter) or cuda (compiled).",
+    },
+    "shards": {
+        "default": 1,
+        "help": "Split each property over so many streams, each with a seed of its own.",
+    },
+}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("pagefault", "paged KV cache kernels")
-    options: list[tuple[str, dict[str, Any]]] = [
-        (
-            "target",
-            {"default": "ours", "help": "What to test: a name, a module, or a path to a .py file."},
-        ),
-        (
-            "device",
-            {
-                "default": "auto",
-                "choices": ["auto", "cpu", "cuda"],
-                "help": "Where kernels run: cpu is Triton's interpreter.",
-            },
-        ),
-        (
-            "shards",
-            {
-                "default": 1,
-                "type": int,
-                "help": "Split each property over so many streams of cases, with seeds of their own.",
-            },
-        ),
-    ]
-    for name, settings in options:
-        dest = f"pagefault_{name}"
-        try:
-            group.addoption(f"--{name}", f"--pagefault-{name}", dest=dest, **settings)
-        except ValueError:  # Another plugin has taken the short name.
-            group.addoption(f"--pagefault-{name}", dest=dest, **settings)
+    for name, settings in _OPTIONS.items():
+        words = f"{settings['help']} Short: --{name}, where nothing else is called so."
+        group.addoption(
+            f"--pagefault-{name}", dest=f"pagefault_{name}", **{**settings, "help": words}
+        )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Iterator[None]:
+    """Take short names for long ones, and choose the device before a conftest imports a kernel.
+
+    An option that is registered twice stops pytest, and conftests register theirs last: so the
+    short names are not registered but replaced, once everybody has had their turn.
+    """
+    # Options that make no sense yet may be another's, and are refused later if they are ours.
+    with contextlib.suppress(pytest.UsageError, DeviceError):
+        known = parser.parse_known_args(_in_full(args, parser), copy.copy(early_config.option))
+        early_config.known_args_namespace = known
+        prepare(resolve_device(known.pagefault_device), _gpu_slot())
+    yield
+    args[:] = _in_full(args, parser)
+
+
+def _in_full(args: Sequence[str], parser: pytest.Parser) -> list[str]:
+    """Return arguments with our short names replaced by the long ones."""
+    groups = [parser._anonymous, *parser._groups]
+    taken = {name for group in groups for option in group.options for name in option.names()}
+    full = {f"--{n}": f"--pagefault-{n}" for n in _OPTIONS if f"--{n}" not in taken}
+    end = args.index("--") if "--" in args else len(args)
+    replaced = []
+    for argument in args[:end]:
+        name, equals, value = argument.partition("=")
+        replaced.append(full.get(name, name) + equals + value)
+    return [*replaced, *args[end:]]
+
+
+@pytest.hookimpl(trylast=True)  # After Hypothesis, which loads the profile.
 def pytest_configure(config: pytest.Config) -> None:
     from .conformance import session
-    from .device import DeviceError, prepare, resolve_device
 
-    if config.getoption("pagefault_shards") < 1:
-        raise pytest.UsageError("--shards should be at least 1")
+    shards = str(config.getoption("pagefault_shards"))
+    if not shards.isdecimal() or int(shards) < 1:
+        raise pytest.UsageError(f"--shards {shards!r}, but should be a number from 1")
+    config.option.pagefault_shards = int(shards)
     try:
         device = resolve_device(config.getoption("pagefault_device"))
     except DeviceError as error:
         raise pytest.UsageError(str(error)) from error
-    prepare(device, _worker_number(config))
+    prepare(device, _gpu_slot())
     session.device = device
     session.seed = _base_seed(config)
     session.out = config.rootpath / ".pagefault" / "cases"
 
 
-def _worker_number(config: pytest.Config) -> int:
-    worker: str = getattr(config, "workerinput", {}).get("workerid", "gw0")
-    return int(worker.removeprefix("gw"))
+def _gpu_slot() -> int | None:
+    """Return the number of this xdist worker, or None where it is not one."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return int(worker[2:]) if worker.startswith("gw") and worker[2:].isdecimal() else None
 
 
 def _base_seed(config: pytest.Config) -> int:
@@ -92,19 +131,21 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Return what `-n auto` means: cores, or a few workers for each GPU."""
-    from .conformance import session
-    from .device import count_workers
-
-    return count_workers(session.device)
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # Whoever set it knows better; xdist looks at it itself.
+    # xdist asks before pytest is configured.
+    try:
+        return count_workers(resolve_device(config.getoption("pagefault_device")))
+    except DeviceError as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     from hypothesis import settings
 
     from .conformance import session
-    from .device import versions, visible_gpus
 
     gpus = f" ({len(visible_gpus())} visible)" if session.device == "cuda" else " (interpreter)"
     return ", ".join(
@@ -155,7 +196,7 @@ def conforms(
             pagefault_target,
             family_named(family_name),
             shard=pagefault_shard,
-            replay="" if name == "ours" else f" --target {name}",
+            named=name,
         )
 
     return check

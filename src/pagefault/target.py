@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .case import CaseError
+from .case import Case, CaseError
 from .family import Dialect, Domain, Family, families
+from .verdict import Finding, Signature, Verdict
 
 DECLARATION = "pagefault_target"
 
@@ -46,11 +48,41 @@ class KnownFault:
         signature: The finding's signature, as text.
         case: The fields of a minimal case that must still fail, as JSON has them.
         reason: Why it is known, with a source.
+        applies: Whether a case is one that the fault can show in; in any other case a finding of
+            the same signature is another fault.
     """
 
     signature: str
     case: Mapping[str, Any]
     reason: str
+    applies: Callable[[Any], bool] = lambda case: True
+
+    @property
+    def family(self) -> str:
+        """The name of the function that has the fault."""
+        return self.signature.split(":")[0]
+
+    def is_shown_by(self, signature: Signature, case: Case) -> bool:
+        """Return whether a finding in a case is this fault."""
+        return str(signature) == self.signature and self.applies(case)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what terms a function is tested.
+
+    Attributes:
+        dialect: Where its contract differs on purpose.
+        without: Edges that it truly can't do, with the reason.
+    """
+
+    dialect: Dialect = Dialect()
+    without: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def domain(self) -> Domain:
+        """What a strategy may draw."""
+        return Domain(self.dialect, frozenset(self.without))
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,7 @@ class Target:
         dialect: Where its contract differs on purpose.
         without: Edges that it truly can't do, with the reason.
         known_faults: What it is known to do wrong.
+        functions_terms: Terms of the functions that have some of their own.
     """
 
     name: str
@@ -72,11 +105,47 @@ class Target:
     dialect: Dialect = Dialect()
     without: Mapping[str, str] = field(default_factory=dict)
     known_faults: tuple[KnownFault, ...] = ()
+    functions_terms: Mapping[str, Terms] = field(default_factory=dict)
 
     @property
     def domain(self) -> Domain:
-        """What a strategy may draw for this target."""
-        return Domain(self.dialect, frozenset(self.without))
+        """What a strategy may draw for a function that has no terms of its own."""
+        return Terms(self.dialect, self.without).domain
+
+    def terms_of(self, function: str) -> Terms:
+        """Return the terms of a function."""
+        return self.functions_terms.get(function, Terms(self.dialect, self.without))
+
+    def allows(self, family: Family, case: Case) -> bool:
+        """Return whether a case has none of the edges that the function can't do."""
+        without = self.terms_of(family.name).without
+        return not without or family.edges(case).isdisjoint(without)
+
+    def without_known(
+        self, family: Family, case: Case, verdict: Verdict
+    ) -> tuple[Verdict, tuple[int, ...]]:
+        """Return a verdict without the faults that are known, and which of those it had.
+
+        Args:
+            family: The case's family.
+            case: The case.
+            verdict: What is wrong with it.
+
+        Returns:
+            The verdict, and indices into `known_faults`.
+        """
+        faults = [(i, f) for i, f in enumerate(self.known_faults) if f.family == family.name]
+        if verdict.passed or not faults:
+            return verdict, ()
+        new: list[Finding] = []
+        known: list[int] = []
+        for finding in verdict.findings:
+            signature = Signature(family.name, finding.kind, finding.role)
+            shown = [i for i, fault in faults if fault.is_shown_by(signature, case)]
+            known.extend(shown)
+            if not shown:
+                new.append(finding)
+        return replace(verdict, findings=tuple(new)), tuple(known)
 
     def families(self) -> list[Family]:
         """Return the families that this target has a function for."""
@@ -106,6 +175,9 @@ def target_of_function(function: Callable[..., Any], family: Family, dialect: Di
 
 
 def _import(name: str, module: str) -> ModuleType:
+    # As with `python -m`: what lies in the current folder can be imported.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -151,12 +223,11 @@ def _target_of(name: str, modules: list[ModuleType]) -> Target:
             functions[family.name] = function
     declaration: dict[str, Any] = {}
     for module in modules:
-        declaration.update(getattr(module, DECLARATION, {}))
-    unknown = sorted(
-        set(declaration) - {"overflow_slot", "holes", "without", "known_faults", "skipped"}
-    )
-    if unknown:
-        raise TargetError(f"target {name!r}: {DECLARATION} has an unknown key {unknown[0]!r}")
+        declared = getattr(module, DECLARATION, {})
+        _expect_keys(name, DECLARATION, declared, _TARGET_KEYS)
+        declaration.update(declared)
+    for key in ("skipped", "without", "functions"):
+        _expect_dict(name, f"{DECLARATION}, {key}", declaration.get(key, {}))
     for family_name, reason in declaration.get("skipped", {}).items():
         skipped[family_name] = reason
         functions.pop(family_name, None)
@@ -165,23 +236,48 @@ def _target_of(name: str, modules: list[ModuleType]) -> Target:
             f"target {name!r} has none of the functions: "
             + "; ".join(f"{family}: {reason}" for family, reason in skipped.items())
         )
+    by_function = declaration.get("functions", {})
+    for function in by_function:
+        if function not in families():
+            raise TargetError(f"target {name!r}: {DECLARATION} has no function {function!r}")
+        _expect_keys(name, f"{DECLARATION}, {function}", by_function[function], _TERMS_KEYS)
     try:
+        terms = _terms(declaration, Terms())
         return Target(
             name,
             functions,
             skipped,
-            Dialect(
-                **{
-                    key: declaration[key]
-                    for key in ("overflow_slot", "holes")
-                    if key in declaration
-                }
-            ),
-            dict(declaration.get("without", {})),
+            terms.dialect,
+            terms.without,
             tuple(KnownFault(**fault) for fault in declaration.get("known_faults", ())),
+            {function: _terms(own, terms) for function, own in by_function.items()},
         )
     except (TypeError, ValueError, CaseError) as error:
         raise TargetError(f"target {name!r}: {DECLARATION}: {error}") from error
+
+
+_TERMS_KEYS = {"overflow_slot", "holes", "without"}
+_TARGET_KEYS = _TERMS_KEYS | {"known_faults", "skipped", "functions"}
+
+
+def _expect_dict(name: str, where: str, declared: object) -> None:
+    if not isinstance(declared, Mapping):
+        raise TargetError(f"target {name!r}: {where} is {declared!r}, but should be a dict")
+
+
+def _expect_keys(name: str, where: str, declared: Mapping[str, Any], allowed: set[str]) -> None:
+    _expect_dict(name, where, declared)
+    unknown = sorted(set(declared) - allowed)
+    if unknown:
+        raise TargetError(f"target {name!r}: {where} has an unknown key {unknown[0]!r}")
+
+
+def _terms(declared: Mapping[str, Any], default: Terms) -> Terms:
+    """Return declared terms; what they leave open is the default's."""
+    dialect = {key: declared[key] for key in ("overflow_slot", "holes") if key in declared}
+    return Terms(
+        replace(default.dialect, **dialect), {**default.without, **declared.get("without", {})}
+    )
 
 
 def _misfit(function: Any, family: Family) -> str | None:

@@ -27,9 +27,13 @@ class Signature(NamedTuple):
 KINDS = {
     "device error": "the device reported an error; the process can't go on",
     "died": "the process died",
+    "hang": "a call that had not returned when its time was over",
+    "address": "an access outside every tensor of the launch",
     "raised": "an exception that the contract does not name",
     "not refused": "bad input that was taken",
     "outside": "a write outside the cells that the contract names",
+    "row": "an access in a row of the page table that belongs to no request of the call",
+    "race": "a cell that one program writes and another reads or writes",
     "input changed": "an input that no longer holds what it held",
     "returned": "a returned value of another structure, shape, dtype or device",
     "stale": "an answer that depends on bytes that are no input",
@@ -93,7 +97,8 @@ class Verdict:
         for finding in self.findings:
             lines.append(finding.headline)
             lines.extend(f"  {line}" for line in finding.lines)
-        lines.extend(f"  {line}" for line in self.summary)
+        if self.summary:
+            lines.append(f"  {'; '.join(self.summary)}")
         return "\n".join(lines)
 
 

@@ -198,7 +198,9 @@ def _expect_chunk_slots(case: ChunkSlotsCase, dialect: Dialect) -> Expected:
         overflow_slot=dialect.overflow_slot,
         holes=dialect.holes,
     )
-    return Expected({"chunk_kv_indices": slots})
+    return Expected(
+        {"chunk_kv_indices": slots}, rows={"req_to_page": frozenset(case.req_pool_indices)}
+    )
 
 
 def _chunk_slots_edges(case: ChunkSlotsCase) -> frozenset[str]:
@@ -214,7 +216,9 @@ def _explain_chunk_slot(case: ChunkSlotsCase, where: str, index: int, found: int
     for offset, token_range in zip(case.offsets, ranges):
         if offset <= index < offset + token_range.length:
             flat = num_before + index - offset
-            return explain_slot(ranges, case.req_to_page, case.page_size, flat, found)
+            return explain_slot(
+                ranges, "req_to_page", case.req_to_page, case.page_size, flat, found
+            )
         num_before += token_range.length
     return Explanation("gap")
 
@@ -258,7 +262,8 @@ def _expect_get_chunks(case: GetChunksCase, dialect: Dialect) -> Expected:
             **_chunk_values("chunks.", chunks, case.num_requests),
             **_slot_values(kv_indices_list),
             **_chunk_values("chunks_cpu.", chunks, case.num_requests, on_host=True),
-        }
+        },
+        rows={"req_to_page": frozenset(case.req_pool_indices)},
     )
 
 
@@ -293,7 +298,8 @@ def _expect_build_metadata(case: BuildMetadataCase, dialect: Dialect) -> Expecte
             "len_in_chunk": TensorValue((num_chunks, batch_size), lens),
             "cum_seq_lens": TensorValue((num_chunks, batch_size + 1), sums),
             **_listed("max_len_per_chunk", metadata.max_len_per_chunk),
-        }
+        },
+        rows={"req_to_page": frozenset(case.req_pool_indices)},
     )
 
 
@@ -334,7 +340,7 @@ def _explain_prefix(case: PrefixCase, where: str, index: int, found: int) -> Exp
         Range(row, start, min(max(0, prefix_len - start), _chunk_len(case)))
         for row, prefix_len in zip(case.req_pool_indices, case.prefix_lens)
     ]
-    return explain_slot(ranges, case.req_to_page, case.page_size, index, found)
+    return explain_slot(ranges, "req_to_page", case.req_to_page, case.page_size, index, found)
 
 
 def _simpler_prefix(case: PrefixCase) -> Iterator[Changes]:
@@ -349,7 +355,8 @@ def _simpler_prefix(case: PrefixCase) -> Iterator[Changes]:
             name: getattr(case, name)[:req_idx] + getattr(case, name)[req_idx + 1 :]
             for name in case.per_request_fields()
         }
-        yield {**kept, "chunk_capacity": max(1, chunk_len * (case.num_requests - 1))}
+        for capacity in (chunk_len * (case.num_requests - 1), case.chunk_capacity - chunk_len):
+            yield {**kept, "chunk_capacity": max(1, capacity)}
 
 
 # Edges that a prefix, which starts at 0 and stays inside its row, can have.
@@ -360,7 +367,6 @@ _PREFIX_SLOT_EDGES = frozenset(
     and edge
     not in (
         "end at row end +1",
-        "largest page id",
         "slot past 2**31 - 1",
         "position past 2**31 - 1",
     )
@@ -369,6 +375,7 @@ _PREFIX_ALL_EDGES = (
     _PREFIX_SLOT_EDGES
     | PREFIX_EDGES
     | {"capacity divides nothing", "start at page boundary +0"}
+    | {"start at row end -1"}
     | {f"refused: {refusal}" for refusal in PREFIX_REFUSALS}
 )
 _PREFIX_MUST_REACH = frozenset(
@@ -431,15 +438,14 @@ FAMILIES = [
     ),
     Family(
         name="get_chunks_paged",
-        parameters=tuple(GetChunksCase.PLAIN) + ("page_size", "chunk_capacity"),
+        parameters=(*GetChunksCase.PLAIN, "page_size", "chunk_capacity"),
         case_type=GetChunksCase,
         cases=get_chunks_cases,
         arguments=_prefix_arguments,
         expect=_expect_get_chunks,
         edges=_prefix_case_edges,
         size=_num_prefix_tokens,
-        all_edges=_PREFIX_ALL_EDGES
-        | (all_layout_edges(GetChunksCase.PLAIN, "req_to_page", []) - {"offset prefix_lens_cpu"}),
+        all_edges=_PREFIX_ALL_EDGES | (all_layout_edges(GetChunksCase.PLAIN, "req_to_page", [])),
         must_reach=_PREFIX_MUST_REACH,
         returned=_take_get_chunks_apart,
         explain=_explain_prefix,
@@ -447,7 +453,7 @@ FAMILIES = [
     ),
     Family(
         name="build_chunked_prefill_metadata_arrays",
-        parameters=tuple(BuildMetadataCase.PLAIN) + ("page_size", "chunk_capacity"),
+        parameters=(*BuildMetadataCase.PLAIN, "page_size", "chunk_capacity"),
         case_type=BuildMetadataCase,
         cases=build_metadata_cases,
         arguments=_prefix_arguments,
@@ -455,10 +461,7 @@ FAMILIES = [
         edges=_prefix_case_edges,
         size=_num_prefix_tokens,
         all_edges=_PREFIX_ALL_EDGES
-        | (
-            all_layout_edges(BuildMetadataCase.PLAIN, "req_to_page", [])
-            - {"offset extend_prefix_lens_cpu"}
-        ),
+        | (all_layout_edges(BuildMetadataCase.PLAIN, "req_to_page", [])),
         must_reach=_PREFIX_MUST_REACH,
         returned=_take_metadata_apart,
         explain=_explain_prefix,

@@ -58,7 +58,7 @@ def _expect(case: FusedDecodeCase, dialect: Dialect) -> Expected:
         overflow_slot=dialect.overflow_slot,
         holes=dialect.holes,
     )
-    return Expected(outputs._asdict())
+    return Expected(outputs._asdict(), rows={"req_to_pages": frozenset(case.req_pool_indices)})
 
 
 def _edges(case: FusedDecodeCase) -> frozenset[str]:
@@ -71,7 +71,7 @@ def _edges(case: FusedDecodeCase) -> frozenset[str]:
 def _explain(case: FusedDecodeCase, where: str, index: int, found: int) -> Explanation:
     ranges = _ranges(case)
     if where == "out_cache_loc":
-        return explain_slot(ranges, case.req_to_pages, case.page_size, index, found)
+        return explain_slot(ranges, "req_to_pages", case.req_to_pages, case.page_size, index, found)
     if where == "seq_lens_out":
         req_idx, tokens = index, ""
     else:

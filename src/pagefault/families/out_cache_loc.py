@@ -74,7 +74,9 @@ def _expect(case: AnyCase, dialect: Dialect) -> Expected:
         overflow_slot=dialect.overflow_slot,
         holes=dialect.holes,
     )
-    return Expected({"out_cache_loc": slots})
+    return Expected(
+        {"out_cache_loc": slots}, rows={"req_to_pages": frozenset(case.req_pool_indices)}
+    )
 
 
 def _edges(case: AnyCase) -> frozenset[str]:
@@ -83,7 +85,9 @@ def _edges(case: AnyCase) -> frozenset[str]:
 
 
 def _explain(case: AnyCase, where: str, index: int, found: int) -> Explanation:
-    return explain_slot(_ranges(case), case.req_to_pages, case.page_size, index, found)
+    return explain_slot(
+        _ranges(case), "req_to_pages", case.req_to_pages, case.page_size, index, found
+    )
 
 
 def _simpler(case: AnyCase) -> Iterator[Changes]:

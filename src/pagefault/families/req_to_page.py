@@ -99,7 +99,9 @@ def _written(case: PagesCase) -> dict[int, int]:
 
 
 def _expect_update(case: UpdateReqToPageCase, dialect: Dialect) -> Expected:
-    return Expected({"req_to_page": _written(case)})
+    return Expected(
+        {"req_to_page": _written(case)}, rows={"req_to_page": frozenset(case.req_pool_indices)}
+    )
 
 
 def _expect_block_table(case: UpdateBlockTableCase, dialect: Dialect) -> Expected:
@@ -108,7 +110,11 @@ def _expect_block_table(case: UpdateBlockTableCase, dialect: Dialect) -> Expecte
     max_pages = case.req_to_page.max_pages
     clamped = oracle.clamped_requests(max_pages, _request_ids(case), case.sizes, case.begins)
     warnings = [[str(word) for word in request] for request in clamped]
-    return Expected({"req_to_page": _written(case)}, warnings=warnings)
+    return Expected(
+        {"req_to_page": _written(case)},
+        warnings=warnings,
+        rows={"req_to_page": frozenset(case.req_pool_indices)},
+    )
 
 
 def _edges(case: PagesCase) -> frozenset[str]:
@@ -177,27 +183,36 @@ def _origin(case: PagesCase, found: int, row: int, column: int) -> list[str]:
             return [f"{found} is page {page_ids.index(found)} of request {other}"]
     for cell in case.req_to_page.cells_holding(found):
         beside = "what the cell held before" if cell == (row, column) else "another cell's id"
-        return [f"{found} was in [{cell[0]}][{cell[1]}] of the page table: {beside}"]
+        return [f"{found} was in req_to_page[{cell[0]}][{cell[1]}]: {beside}"]
     return []
 
 
 def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    yield from _fewer_pages(case)
     yield from _simpler_width(case)
 
 
 def _simpler_block_table(case: UpdateBlockTableCase) -> Iterator[Changes]:
     if case.refusal != "pool index":
         yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    yield from _fewer_pages(case)
+    yield from _simpler_width(case)
+
+
+def _fewer_pages(case: PagesCase) -> Iterator[Changes]:
+    """Yield changes to fewer pages of one request, their begin or their end where it was."""
     for i, page_ids in enumerate(case.new_occupied_pages):
         for fewer in smaller(len(page_ids), 0):
-            shortened = page_ids[:fewer]
-            sizes = case.sizes[i] - len(page_ids) + fewer
-            yield {
-                "new_occupied_pages": _with(case.new_occupied_pages, i, shortened),
-                "sizes": _with(case.sizes, i, sizes),
-            }
-    yield from _simpler_width(case)
+            dropped = len(page_ids) - fewer
+            sizes: Changes = {}
+            if isinstance(case, UpdateBlockTableCase):
+                sizes = {"sizes": _with(case.sizes, i, case.sizes[i] - dropped)}
+            first = _with(case.new_occupied_pages, i, page_ids[:fewer])
+            yield {**sizes, "new_occupied_pages": first}
+            last = _with(case.new_occupied_pages, i, page_ids[dropped:])
+            begins = _with(case.begins, i, case.begins[i] + dropped)
+            yield {**sizes, "new_occupied_pages": last, "begins": begins}
 
 
 def _with(items: tuple[T, ...], at: int, item: T) -> tuple[T, ...]:

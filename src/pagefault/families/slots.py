@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..case import Case, PageTable, Placement
@@ -13,7 +14,7 @@ INT32_MAX = 2**31 - 1
 
 # Tokens that one program of our kernels handles; other kernels' tiles are powers of two as well.
 TILE_TOKENS = 256
-TILE_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+TILE_SIZES = frozenset((16, 32, 64, 128, 256, 512, 1024, 2048))
 
 
 class Range(NamedTuple):
@@ -28,16 +29,27 @@ class Range(NamedTuple):
 MOST_CELLS_KEPT = 64
 
 PLACES = ("first", "middle", "last")
+_ZERO_LENGTH = [f"zero length: {place}" for place in PLACES]
+_OVERFLOW = [f"overflow in the {place} request" for place in PLACES]
+
+
+def _beside(what: str) -> dict[int, str]:
+    return {beside: f"{what} {beside:+d}" for beside in (-1, 0, 1)}
+
+
+_START_AT_PAGE = _beside("start at page boundary")
+_START_AT_ROW_END = _beside("start at row end")
+_END_AT_PAGE = _beside("end at page boundary")
+_END_AT_ROW_END = _beside("end at row end")
+_LENGTH_AT_TILE = _beside("length at tile")
+
+
 SLOT_EDGES = frozenset(
     [
         *(f"overflow: {how}" for how in ("none", "some", "all")),
-        *(f"overflow in the {place} request" for place in PLACES),
-        *(f"zero length: {place}" for place in PLACES),
-        *(f"start at page boundary {d:+d}" for d in (-1, 0, 1)),
-        *(f"start at row end {d:+d}" for d in (-1, 0, 1)),
-        *(f"end at page boundary {d:+d}" for d in (-1, 0, 1)),
-        *(f"end at row end {d:+d}" for d in (-1, 0, 1)),
-        *(f"length at tile {d:+d}" for d in (-1, 0, 1)),
+        *(*_OVERFLOW, *_ZERO_LENGTH),
+        *(*_START_AT_PAGE.values(), *_START_AT_ROW_END.values()),
+        *(*_END_AT_PAGE.values(), *_END_AT_ROW_END.values(), *_LENGTH_AT_TILE.values()),
         *("no requests", "no tokens", "more than one tile", "more than 64 requests"),
         *("row 0", "last row", "rows permuted", "rows gapped", "row repeated"),
         *("hole", "page id 0", "largest page id", "slot past 2**31 - 1", "position past 2**31 - 1"),
@@ -54,6 +66,17 @@ COMMON_SLOT_EDGES = frozenset(
 )
 
 
+def _add_beside(edges: set[str], names: Mapping[int, str], distance: int) -> None:
+    if -1 <= distance <= 1:
+        edges.add(names[distance])
+
+
+def _from_boundary(position: int, page_size: int) -> int:
+    """Return how far a position is from the nearest page boundary, near boundaries only."""
+    offset_in_page = position % page_size
+    return offset_in_page if offset_in_page <= 1 else offset_in_page - page_size
+
+
 def slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) -> set[str]:
     """Return the edges that a batch of token ranges touches."""
     edges: set[str] = set()
@@ -61,24 +84,22 @@ def slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) -> set
     last = len(ranges) - 1
     num_tokens = num_overflowing = 0
     for i, (_, start, length) in enumerate(ranges):
-        place = "first" if i == 0 else "last" if i == last else "middle"
+        place = 0 if i == 0 else 2 if i == last else 1
         if not length:
-            edges.add(f"zero length: {place}")
+            edges.add(_ZERO_LENGTH[place])
             continue
         end = start + length
         num_tokens += length
         if end > row_end:
             num_overflowing += end - max(start, row_end)
-            edges.add(f"overflow in the {place} request")
-        for name, position in (("start", start), ("end", end)):
-            beside = (position + 1) % page_size - 1
-            if beside in (0, 1, -1):
-                edges.add(f"{name} at page boundary {beside:+d}")
-            if -1 <= position - row_end <= 1:
-                edges.add(f"{name} at row end {position - row_end:+d}")
+            edges.add(_OVERFLOW[place])
+        _add_beside(edges, _START_AT_PAGE, _from_boundary(start, page_size))
+        _add_beside(edges, _START_AT_ROW_END, start - row_end)
+        _add_beside(edges, _END_AT_PAGE, _from_boundary(end, page_size))
+        _add_beside(edges, _END_AT_ROW_END, end - row_end)
         for beside in (-1, 0, 1):
             if length - beside in TILE_SIZES:
-                edges.add(f"length at tile {beside:+d}")
+                edges.add(_LENGTH_AT_TILE[beside])
         if end - 1 > INT32_MAX:
             edges.add("position past 2**31 - 1")
     overflow = "all" if num_overflowing == num_tokens else "some" if num_overflowing else "none"
@@ -136,15 +157,31 @@ def _page_id_edges(ranges: Sequence[Range], table: PageTable, page_size: int) ->
             edges.add("largest page id")
         if page_id * page_size + page_size - 1 > INT32_MAX:
             edges.add("slot past 2**31 - 1")
+    if table.largest_page_id * page_size > INT32_MAX:
+        edges |= _wide_slot_edges(ranges, table, page_size)
     return edges
 
 
-def layout_edges(case: Case) -> set[str]:
+def _wide_slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) -> set[str]:
+    for row, start, length in ranges:
+        last = min((start + length - 1) // page_size, table.max_pages - 1)
+        for column in range(start // page_size, last + 1):
+            if table.page_id(row, column) * page_size > INT32_MAX:
+                return {"slot past 2**31 - 1"}
+    return set()
+
+
+def layout_edges(case: Case) -> frozenset[str]:
     """Return the edges of how a case lies in memory."""
+    case_type: Any = type(case)
+    return _layout_edges(case_type, case.layout)
+
+
+@lru_cache(maxsize=10_000)
+def _layout_edges(case_type: Any, layout: tuple[tuple[str, Placement], ...]) -> frozenset[str]:
     edges = set()
-    for name, placement in case.layout:
-        plain = case.PLAIN[name]
-        if placement.dtype != plain.dtype:
+    for name, placement in layout:
+        if placement.dtype != case_type.PLAIN[name].dtype:
             edges.add(f"{placement.dtype} {name}")
         if placement.offset:
             edges |= {"offset", f"offset {name}"}
@@ -152,7 +189,7 @@ def layout_edges(case: Case) -> set[str]:
             edges |= {"spare output", f"spare {name}"}
         if placement.pitch:
             edges.add("pitched table")
-    return edges
+    return frozenset(edges)
 
 
 def all_layout_edges(
@@ -180,7 +217,12 @@ def locate(ranges: Sequence[Range], index: int) -> tuple[int, int]:
 
 
 def explain_slot(
-    ranges: Sequence[Range], table: PageTable, page_size: int, index: int, found: int
+    ranges: Sequence[Range],
+    table_name: str,
+    table: PageTable,
+    page_size: int,
+    index: int,
+    found: int,
 ) -> Explanation:
     """Say whose slot stands at an index of the flat output, and where a wrong one came from."""
     req_idx, k = locate(ranges, index)
@@ -196,11 +238,13 @@ def explain_slot(
         role = "token" if page_id > 0 else "dummy page token" if page_id == 0 else "hole token"
         where = f"page index {page_idx}, offset {offset_in_page}, page id {page_id}"
     lines = [f"{whose} = {where}"]
-    origin = _origin(table, page_size, found, row, page_idx)
+    origin = _origin(table_name, table, page_size, found, row, page_idx)
     return Explanation(role, (*lines, *((origin,) if origin else ())))
 
 
-def _origin(table: PageTable, page_size: int, found: int, row: int, page_idx: int) -> str:
+def _origin(
+    table_name: str, table: PageTable, page_size: int, found: int, row: int, page_idx: int
+) -> str:
     """Say which cell of the page table a wrong slot was made from."""
     if found in POISONS:
         return f"{found} is what lay there, or beside a tensor, before the call"
@@ -216,7 +260,7 @@ def _origin(table: PageTable, page_size: int, found: int, row: int, page_idx: in
             beside += " to the left" if column < page_idx else " to the right"
         return (
             f"{found} is page id {page_id} at offset {offset_in_page}: "
-            f"[{other_row}][{column}] of the page table, {beside}"
+            f"{table_name}[{other_row}][{column}], {beside}"
         )
     wrapped = [w for w in (found + 2**32, found - 2**32) if _holds(table, w, page_size)]
     if wrapped:
@@ -264,7 +308,7 @@ def _with_rows(
 
 
 def simpler_pages(case: Any, starts: str, table: str) -> Iterator[Changes]:
-    """Yield changes to smaller pages or fewer columns, the starts moved along.
+    """Yield changes to smaller pages or fewer columns, the starts or the slots moved along.
 
     Args:
         case: The case.
@@ -283,11 +327,19 @@ def simpler_pages(case: Any, starts: str, table: str) -> Iterator[Changes]:
             tuple(p // size * new_size + max(0, new_size - size + p % size) for p in positions),
         ):
             yield {"page_size": new_size, starts: new_positions}
+        if 0 < old.num_cells <= MOST_CELLS_KEPT:
+            # Larger page ids, for slots about where they were.
+            ids = [[-(-page_id * size // new_size) for page_id in row] for row in old.rows]
+            if max(map(max, ids)) <= INT32_MAX:
+                yield {"page_size": new_size, table: PageTable.from_rows(ids)}
     for width in smaller(old.max_pages, 0):
         moved = _moved(positions, row_end, width * size)
         narrower = old.resized(old.num_rows, width)
         yield {table: narrower}
         yield {table: narrower, starts: moved}
+        if width:
+            # Larger pages, for a row that ends about where it did.
+            yield {table: narrower, "page_size": -(-row_end // width)}
         dropped = old.max_pages - width
         shifted = tuple((r, c - dropped, page_id) for r, c, page_id in old.edits if c >= dropped)
         if shifted:

@@ -1,0 +1,1 @@
+"""Adapters that make the kernels of other engines callable as the contracts say."""
