@@ -26,8 +26,7 @@ from pagefault.stream import draw_cases
 WARM_UP_CASES = 300
 ROUNDS = 5
 
-# What a GPU run may take, everything but drawing, both poisons.
-LIMIT_US = 550
+MEMORIES = {"cpu": ("arena",), "cuda": ("arena", "mixed", "guard")}
 
 
 def main(
@@ -47,24 +46,32 @@ def main(
     num_cases = cases or (400 if resolved == "cuda" else 40)
     table = Table(box=None, pad_edge=False)
     columns = ["draw", "oracle", "place", "calls", "read back", "compare", "edges", "other"]
-    for heading in ["family", *columns, "all but drawing", "cases a second"]:
-        table.add_column(heading, justify="left" if heading == "family" else "right")
+    for heading in ["family", "memory", *columns, "all but drawing", "cases a second"]:
+        is_name = heading in ("family", "memory")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
+    totals: dict[str, float] = defaultdict(float)
     for name in family or list(families()):
-        checker = Checker(load_target("ours"), resolved)
-        parts = _measure(families()[name], checker, num_cases, resolved)
-        row = [f"{parts[column]:.0f}" for column in columns]
-        everything_else = parts["check"] + parts["edges"]
-        pace = 1e6 / (parts["draw"] + everything_else)
-        table.add_row(name, *row, f"{everything_else:.0f}", f"{pace:.0f}")
+        for memory in MEMORIES[resolved]:
+            checker = Checker(load_target("ours"), resolved, memory)
+            parts = _measure(families()[name], checker, num_cases, resolved)
+            everything_else = parts["check"] + parts["edges"]
+            total = parts["draw"] + everything_else
+            totals[memory] += total
+            row = [f"{parts[column]:.0f}" for column in columns]
+            table.add_row(name, memory, *row, f"{everything_else:.0f}", f"{1e6 / total:.0f}")
     console.print(table)
+    first, *others = MEMORIES[resolved]
+    for memory in others:
+        console.print(f"rate in {memory} memory: {totals[first] / totals[memory]:.2f} of {first}")
 
 
 def _measure(family: Family, checker: Any, num_cases: int, device: str) -> dict[str, float]:
     """Return the median µs a case of each part."""
     clock: dict[str, float] = defaultdict(float)
     timed_family = _timed_family(family, clock)
-    _time_method(checker._memory, "place", clock, "place")
-    _time_method(checker._memory, "read_back", clock, "read back")
+    for memory in checker._memories:
+        _time_method(memory, "place", clock, "place")
+        _time_method(memory, "read_back", clock, "read back")
     _time_method(checker, "_call", clock, "calls")
     _time_class_method(clock)
     strategy = family.strategy(_domain(checker, device))

@@ -8,11 +8,14 @@ from triton.runtime.jit import JITFunction
 TILE_SIZE = 256
 """Output elements that one program handles at a time."""
 
-NUM_STEPS = 8
-"""Steps of the search for the owner of an element among the requests of a window."""
+FEW_STEPS, MANY_STEPS = 3, 8
+"""Steps of the search for the owner of an element among the requests of a window.
 
-WINDOW_SIZE = 2**NUM_STEPS
-"""Requests that one program looks at, at a time."""
+Two variants of a kernel: a window of 8 requests for batches no larger, and one of 256.
+"""
+
+WINDOW_SIZE = 2**MANY_STEPS
+"""Requests that one program looks at, at a time, where the batch may be large."""
 
 _ON_CURRENT_DEVICE = nullcontext()
 
@@ -39,3 +42,8 @@ def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[object]:
 def count_tiles(num_elements: int) -> int:
     """Return how many tiles cover `num_elements` elements."""
     return -(-num_elements // TILE_SIZE)
+
+
+def count_steps(batch_size: int) -> int:
+    """Return the steps of the search in a batch; its window is 2 to the power of that."""
+    return FEW_STEPS if batch_size <= 2**FEW_STEPS else MANY_STEPS

@@ -17,7 +17,7 @@ from .checks import (
     validate_slots,
     validate_sum_within,
 )
-from .launches import NUM_STEPS, TILE_SIZE, WINDOW_SIZE, count_tiles, on_device_of
+from .launches import TILE_SIZE, count_steps, count_tiles, on_device_of
 from .ragged_batch import find_requests
 from .slots import load_slots
 
@@ -45,7 +45,6 @@ def compute_out_cache_loc_kernel(
     max_pages,
     page_size: tl.constexpr,
     tile_size: tl.constexpr,
-    window_size: tl.constexpr,
     num_steps: tl.constexpr,
 ):
     """Write the slots of tile_size tokens, however many requests they belong to."""
@@ -56,7 +55,6 @@ def compute_out_cache_loc_kernel(
         num_elements.to(tl.int64),
         tile_start,
         tile_size,
-        window_size,
         num_steps,
     )
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_owned, other=-1).to(tl.int64)
@@ -183,8 +181,7 @@ def compute_out_cache_loc(
             max_pages,
             page_size=page_size,
             tile_size=TILE_SIZE,
-            window_size=WINDOW_SIZE,
-            num_steps=NUM_STEPS,
+            num_steps=count_steps(batch_size),
         )
 
 

@@ -11,7 +11,6 @@ def find_requests(
     num_elements,
     tile_start,
     tile_size: tl.constexpr,
-    window_size: tl.constexpr,
     num_steps: tl.constexpr,
 ):
     """Return what owns each of the elements tile_start ... tile_start + tile_size - 1.
@@ -26,14 +25,15 @@ def find_requests(
         num_elements: int64 scalar, size of the flat output or input.
         tile_start: int64 scalar.
         tile_size: Elements handled by this program.
-        window_size: Requests looked at, at a time; 2**num_steps.
-        num_steps: Steps of the search of an element's owner among them.
+        num_steps: Steps of the search of an element's owner among the 2**num_steps requests that
+            are looked at, at a time.
 
     Returns:
         req_idx: [tile_size] int64, valid where is_owned.
         idx_in_req: [tile_size] int64, the element's place within its request.
         is_owned: [tile_size] bool, whether a request owns the element and it exists.
     """
+    window_size: tl.constexpr = 2**num_steps
     skip_size: tl.constexpr = 4 * window_size
     tile_last = tl.minimum(tile_start + tile_size, num_elements) - 1
     total = tl.full((), 0, tl.int64)

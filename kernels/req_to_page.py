@@ -24,7 +24,7 @@ from .checks import (
     validate_pool_indices,
     validate_sum_within,
 )
-from .launches import NUM_STEPS, TILE_SIZE, WINDOW_SIZE, can_launch, count_tiles, on_device_of
+from .launches import TILE_SIZE, can_launch, count_steps, count_tiles, on_device_of
 from .ragged_batch import find_requests
 
 _logger = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ def update_req_to_page_kernel(
     num_rows,
     max_pages,
     tile_size: tl.constexpr,
-    window_size: tl.constexpr,
     num_steps: tl.constexpr,
 ):
     """Write tile_size page ids to the rows of the requests that own them."""
@@ -86,7 +85,6 @@ def update_req_to_page_kernel(
         num_page_ids.to(tl.int64),
         tile_start,
         tile_size,
-        window_size,
         num_steps,
     )
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_owned, other=-1).to(tl.int64)
@@ -243,8 +241,7 @@ def _launch_update(
             num_rows,
             max_pages,
             tile_size=TILE_SIZE,
-            window_size=WINDOW_SIZE,
-            num_steps=NUM_STEPS,
+            num_steps=count_steps(batch_size),
         )
 
 

@@ -157,7 +157,8 @@ class Spot:
 
 
 def _within_budget(lengths: Sequence[int]) -> list[int]:
-    left = MAX_TOKENS
+    # One long request may be longer: it is the only one that is.
+    left = max([MAX_TOKENS, *lengths])
     cut = []
     for length in lengths:
         cut.append(length if length <= left else min(left, 1))

@@ -15,7 +15,7 @@ from .layouts import dtypes, layout
 from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
 MAX_CHUNK_CELLS = 1000
-MAX_PREFIX_TOKENS = 1500
+MAX_PREFIX_TOKENS = 800
 MOST_CHUNKS = 5
 
 C = TypeVar("C", bound="PrefixCase")
@@ -307,7 +307,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     longest = max(prefixes, default=0)
     # Capacities that divide nothing: a chunk length at which the longest prefix ends in, at or
     # one past a chunk, and a rest that no request gets.
-    num_chunks = 1 + choices.below(MOST_CHUNKS)
+    num_chunks = choices.pick((1, 2, 2, 3, 1, 2, 3, 4))
     chunk_len = max(1, -(-longest // num_chunks) + choices.pick((0, 0, 1, -1, 7)))
     chunk_len = max(chunk_len, -(-longest // MOST_CHUNKS))
     capacity = max(1, batch_size * chunk_len + choices.below(max(1, batch_size)))

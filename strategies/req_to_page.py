@@ -24,7 +24,7 @@ from .edges import AROUND, INT32_MAX, NUM_REQUESTS, TILE_SIZES, Choices, made_fr
 from .layouts import dtypes, layout
 from .pools import INT32_MIN, holes_of, pool_indices, table_width
 
-MAX_PAGES_WRITTEN = 2600
+MAX_PAGES_WRITTEN = 1100
 
 NUM_PAGES = (
     *("one", "few", "few", "one", "none", "row", "row", "few", "few", "one"),

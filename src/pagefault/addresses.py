@@ -34,6 +34,8 @@ Addresses = np.ndarray[Any, np.dtype[np.uint64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
+Writes = Sequence[int | None] | Mapping[int, int | None]
+
 # How the programs of a launch take turns.
 ORDERS = FORWARDS, BACKWARDS = "forwards", "backwards"
 
@@ -44,7 +46,8 @@ class Misstep:
 
     Attributes:
         kind: "address" (in no element of the tensor), "row" (in a row that belongs to no request
-            of the call) or "race" (a cell that another program writes).
+            of the call), "footprint" (a write to a cell that the contract does not name) or
+            "race" (a cell that another program writes).
         access: "read", "write" or "atomic".
         tensor: The contract's name of the tensor, or the kernel's for one that it made itself.
         place: The cell, such as "req_to_page[2][5]".
@@ -71,6 +74,8 @@ class Call:
     Attributes:
         names: The contract's name of each tensor, by data pointer and shape.
         rows: Rows that belong to requests of the call, by the name of a two-dimensional tensor.
+        writes: The elements that may be written, as `Expected.writes` has them; none of a tensor
+            that has a name and is not there.
         order: FORWARDS or BACKWARDS.
         missteps: The first of each kind, access, tensor and line.
         num_launches: Launches of the interpreter in this call.
@@ -78,6 +83,7 @@ class Call:
 
     names: Mapping[tuple[int, tuple[int, ...]], str]
     rows: Mapping[str, frozenset[int]]
+    writes: Mapping[str, Writes]
     order: str = FORWARDS
     missteps: dict[tuple[str, str, str, str], Misstep] = field(default_factory=dict)
     num_launches: int = 0
@@ -86,8 +92,18 @@ class Call:
 class Extent:
     """A tensor of a launch: where it lies, and which addresses are elements of it."""
 
-    def __init__(self, tensor: Any, name: str, number: int, rows: frozenset[int] | None) -> None:
+    def __init__(
+        self,
+        tensor: Any,
+        name: str,
+        number: int,
+        rows: frozenset[int] | None,
+        writes: Writes | None,
+    ) -> None:
         self.name = name
+        self._writes = writes
+        self._writable: Integers | None = None
+        self._strides = tensor.stride()
         self.shape = tuple(tensor.shape)
         self.itemsize = tensor.element_size()
         true_start = tensor.data_ptr()
@@ -132,6 +148,30 @@ class Extent:
         held &= left == 0
         return held
 
+    def writable(self, addresses: Addresses) -> Mask | None:
+        """Return which element addresses the contract lets be written; None for all."""
+        if self._writes is None:
+            return None
+        if self._writable is None:
+            self._writable = np.sort(self._offsets(self._writes))
+        elements = self.elements(addresses)
+        if not len(self._writable):
+            return np.zeros(elements.shape, dtype=np.bool_)
+        at = np.minimum(np.searchsorted(self._writable, elements), len(self._writable) - 1)
+        named: Mask = self._writable[at] == elements
+        return named
+
+    def _offsets(self, writes: Writes) -> Integers:
+        """Return where the elements of flat indices lie, in elements."""
+        indices = np.fromiter(writes, np.int64) if isinstance(writes, Mapping) else None
+        if indices is None:
+            indices = np.arange(len(writes), dtype=np.int64)
+        if len(self.shape) != 2:
+            return indices
+        rows, columns = indices // max(1, self.shape[1]), indices % max(1, self.shape[1])
+        offsets: Integers = rows * self._strides[0] + columns
+        return offsets
+
     def in_allowed_row(self, addresses: Addresses) -> Mask | None:
         """Return which element addresses lie in rows of the call's requests; None for all."""
         if self.allowed_rows is None:
@@ -172,8 +212,13 @@ class _Launch:
     def add(self, tensor: Any) -> Extent:
         """Return the extent of a tensor that the kernel is given."""
         key = (tensor.data_ptr(), tuple(tensor.shape))
-        name = self.call.names.get(key) or self._parameters.get(key[0], "a tensor")
-        extent = Extent(tensor, name, len(self.extents) + 1, self.call.rows.get(name))
+        name = self.call.names.get(key)
+        if name is None:
+            parameter = self._parameters.get(key[0], "a tensor")
+            extent = Extent(tensor, parameter, len(self.extents) + 1, None, None)
+        else:
+            rows, writes = self.call.rows.get(name), self.call.writes.get(name, ())
+            extent = Extent(tensor, name, len(self.extents) + 1, rows, writes)
         self.extents.append(extent)
         return extent
 
@@ -204,20 +249,23 @@ class _Launch:
             if wrong.any():
                 self._note("address", access, extent, int(pointers[wrong][0]))
             good = lanes & held
-            self._watch_rows(extent, pointers, good, access)
+            if good.any():
+                self._watch_footprint(extent, pointers[good], access)
             admitted |= good
             shifted = pointers + np.uint64(extent.shift % 2**64)
             true_addresses = np.where(good, shifted, true_addresses)
         self._remember(pointers[admitted], access)
         return true_addresses, admitted
 
-    def _watch_rows(self, extent: Extent, pointers: Addresses, lanes: Mask, access: str) -> None:
-        if extent.allowed_rows is None or not lanes.any():
-            return
-        addresses = pointers[lanes]
+    def _watch_footprint(self, extent: Extent, addresses: Addresses, access: str) -> None:
+        """Note elements that the contract does not give to the call."""
         allowed = extent.in_allowed_row(addresses)
         if allowed is not None and not allowed.all():
             self._note("row", access, extent, int(addresses[~allowed][0]))
+        if access != "read":
+            named = extent.writable(addresses)
+            if named is not None and not named.all():
+                self._note("footprint", access, extent, int(addresses[~named][0]))
 
     def _remember(self, addresses: Addresses, access: str) -> None:
         if access != "atomic":
@@ -481,14 +529,18 @@ def install() -> Watch:
 
 
 def call_of(
-    tensors: Mapping[str, torch.Tensor], rows: Mapping[str, frozenset[int]], order: str
+    tensors: Mapping[str, torch.Tensor],
+    rows: Mapping[str, frozenset[int]],
+    writes: Mapping[str, Writes],
+    order: str,
 ) -> Call:
     """Return what the watch has to know of a call.
 
     Args:
         tensors: The call's tensors by the contract's names.
         rows: Rows that belong to its requests, by the name of a table.
+        writes: The elements that may be written, by the name of a tensor.
         order: How the programs of its launches take turns.
     """
     names = {(tensor.data_ptr(), tuple(tensor.shape)): name for name, tensor in tensors.items()}
-    return Call(names, rows, order)
+    return Call(names, rows, writes, order)

@@ -69,6 +69,7 @@ class Plan:
         seed: Of the campaign; each worker, family and round has one derived from it.
         num_workers: Processes.
         case_seconds: How long one case may take before it counts as a hang.
+        memory: Where tensors lie on a GPU, see `Checker`.
     """
 
     target: str
@@ -79,6 +80,7 @@ class Plan:
     seed: int
     num_workers: int
     case_seconds: float = CASE_SECONDS
+    memory: str = "mixed"
 
 
 @dataclass
@@ -127,6 +129,7 @@ class Result:
     seconds: float = 0.0
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
+    unchecked: str = ""
 
     @property
     def cases(self) -> int:
@@ -272,6 +275,8 @@ class _Campaign:
             self._result.add(content)
         elif kind == "seen":
             self._result.counts += content
+        elif kind == "unchecked":
+            self._result.unchecked = content
         elif kind == "known":
             self._result.known += content
         elif kind == "failed":
@@ -396,7 +401,7 @@ def _shrink(
         target = load_target(plan.target)
 
         def check_here(candidate: Case) -> Verdict:
-            return Checker(target, plan.device).check(family, candidate)
+            return Checker(target, plan.device, plan.memory).check_thoroughly(family, candidate)
 
         def check(candidate: Case) -> Verdict:
             if stop.is_set():
@@ -456,7 +461,7 @@ class _Worker:
         self._say = say
         self._stop = stop
         self._target = load_target(plan.target)
-        self._checker = Checker(self._target, plan.device)
+        self._checker = Checker(self._target, plan.device, plan.memory)
         self._families = [family_named(name) for name in plan.families]
         self._best: dict[Signature, tuple[Case, Verdict]] = {}
         self._minimised: set[Signature] = set()
@@ -473,6 +478,8 @@ class _Worker:
             _DeviceLost: A case has made the device unusable for this process.
         """
         self._deadline = time.monotonic() + seconds
+        if self._checker.unchecked:
+            self._say("unchecked", self._checker.unchecked)
         spent = {family.name: 0.0 for family in self._families}
         num_rounds = {family.name: 0 for family in self._families}
         # Workers start with different families, so that a short run sees them all.
@@ -507,7 +514,7 @@ class _Worker:
             self._cases_left -= 1
             tally.edges.update(family.edges(case))
             tally.batch_sizes[case.num_requests] += 1
-            verdict = self._check(family, case)
+            verdict = self._check(self._checker.check, family, case)
             if not verdict.passed:
                 self._note(family, case, verdict)
 
@@ -534,11 +541,13 @@ class _Worker:
             dtype_choices=(0, 0, *(draw.getrandbits(8) for _ in range(2))),
         )
 
-    def _check(self, family: Family, case: Case) -> Verdict:
+    def _check(
+        self, check: Callable[[Family, Case], Verdict], family: Family, case: Case
+    ) -> Verdict:
         if not self._target.allows(family, case):
             return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         self._journal.note(family.name, case)
-        verdict = self._checker.check(family, case)
+        verdict = check(family, case)
         self._journal.clear()
         if verdict.fatal:
             self._seen[verdict.signature] += 1
@@ -583,4 +592,4 @@ class _Worker:
     def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
         if self._stop.is_set():
             raise _Stopped
-        return self._check(family, case)
+        return self._check(self._checker.check_thoroughly, family, case)

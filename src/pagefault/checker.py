@@ -13,7 +13,7 @@ from . import addresses, interpreter
 from .case import Case
 from .comparison import Comparison, Outcome
 from .family import Argument, Expected, Family, HostTensor, Plain, Tensor
-from .memory import POISONS, TORCH_DTYPES, Memory, Plan, memory_of
+from .memory import POISONS, TORCH_DTYPES, Memory, memories_of
 from .target import Target
 from .verdict import Finding, Verdict
 
@@ -24,37 +24,65 @@ class Checker:
     Args:
         target: The functions under test.
         device: "cpu", where kernels run through Triton's interpreter, or "cuda".
+        memory: Where tensors lie on a GPU: "arena", "guard" (blocks with nothing mapped around
+            them), or "mixed", which takes turns.
+
+    Attributes:
+        unchecked: What this checker can't see that others can, and why, or "".
     """
 
-    def __init__(self, target: Target, device: str) -> None:
+    def __init__(self, target: Target, device: str, memory: str = "mixed") -> None:
         self.target = target
         self.device = device
-        self._memory: Memory = memory_of(device)
+        self._memories, self.unchecked = memories_of(device, memory)
+        self._turn = 0
         self._watch: addresses.Watch | None = None
         if device == "cpu":
             interpreter.tune()
             self._watch = addresses.install()
+            if self._watch.missing:
+                self.unchecked = f"addresses are not checked: {self._watch.missing}"
 
     def check(self, family: Family, case: Case) -> Verdict:
-        """Return what is wrong with the target's answer to a case."""
-        expected = family.expect(case, self.target.terms_of(family.name).dialect)
+        """Return what is wrong with the target's answer to a case, in one kind of memory."""
+        self._turn = (self._turn + 1) % len(self._memories)
+        return self._check_in(self._memories[self._turn], family, case)
+
+    def check_thoroughly(self, family: Family, case: Case) -> Verdict:
+        """Return what is wrong with the target's answer to a case, in the first kind that shows."""
+        for memory in self._memories:
+            verdict = self._check_in(memory, family, case)
+            if not verdict.passed:
+                return verdict
+        return verdict
+
+    def _check_in(self, memory: Memory, family: Family, case: Case) -> Verdict:
+        terms = self.target.terms_of(family.name)
+        expected = family.expect(case, terms.dialect)
         arguments = family.arguments(case)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        plan = Plan(case, tensors)
-        replicas = self._memory.place(plan, tensors)
+        plan = memory.plan(case, tensors)
+        if plan is None:
+            memory = self._memories[0]
+            plan = memory.plan(case, tensors)
+            assert plan is not None
+        replicas = None
         try:
+            replicas = memory.place(plan, tensors)
             # In one replica the programs of a launch take turns backwards: no answer may tell.
             outcomes = [
                 self._watched_call(family, arguments, placed, case, expected, order)
                 for placed, order in zip(replicas.tensors, addresses.ORDERS)
             ]
-            after = self._memory.read_back(plan)
+            after = memory.read_back(plan)
             fetched = [outcome.fetched() for outcome in outcomes]
         except DeviceFault as fault:
-            return _device_error(family, fault)
+            _lost.append((self, replicas))
+            return _device_error(family, fault, memory)
         except RuntimeError as error:
             # Nothing of ours raises here: an earlier launch has faulted.
-            return _device_error(family, DeviceFault(error))
+            _lost.append((self, replicas))
+            return _device_error(family, DeviceFault(error), memory)
         comparison = Comparison(family, case, plan, expected, self.device)
         verdict = comparison.verdict(replicas.before, after, outcomes, fetched)
         _poison_returned(outcomes)
@@ -72,7 +100,8 @@ class Checker:
         if self._watch is None:
             return self._call(family, arguments, placed, case)
         names = [argument.name for argument in arguments if isinstance(argument, Tensor)]
-        call = addresses.call_of(dict(zip(names, placed)), expected.rows, order)
+        writes = {} if expected.raises else expected.writes
+        call = addresses.call_of(dict(zip(names, placed)), expected.rows, writes, order)
         with self._watch.watching(call):
             outcome = self._call(family, arguments, placed, case)
         return dataclasses.replace(outcome, missteps=tuple(call.missteps.values()))
@@ -109,21 +138,24 @@ class Checker:
 
     def _rethrow_device_fault(self, error: BaseException) -> None:
         try:
-            self._memory.synchronise()
+            self._memories[0].synchronise()
         except RuntimeError as sticky:
             raise DeviceFault(sticky) from error
+
+
+# What can't be freed any more: after a fault, to free pinned memory ends the process.
+_lost: list[object] = []
 
 
 class DeviceFault(Exception):
     """The device reported an error that no later call in this process survives."""
 
 
-def _device_error(family: Family, fault: DeviceFault) -> Verdict:
+def _device_error(family: Family, fault: DeviceFault, memory: Memory) -> Verdict:
     first_line = str(fault.args[0]).strip().splitlines()[0]
-    return Verdict(
-        family.name,
-        (Finding("device error", "device", f"{family.name}: the device reported: {first_line}"),),
-    )
+    headline = f"{family.name}: the device reported: {first_line}"
+    lines = (f"memory: {memory.name}",)
+    return Verdict(family.name, (Finding("device error", "device", headline, lines),))
 
 
 def _host_tensor(argument: HostTensor, case: Case) -> torch.Tensor:

@@ -29,6 +29,8 @@ from .verdict import Signature
 
 FOUND_NOTHING, FOUND_SOMETHING, BAD_USAGE, VOID_RUN, INTERRUPTED = 0, 1, 2, 3, 130
 
+MEMORIES = ("mixed", "arena", "guard")
+
 # How often a run that nobody watches says how far it is.
 REPORT_SECONDS = 10.0
 
@@ -94,6 +96,9 @@ def fuzz(
     case_time: Annotated[
         str, typer.Option(help="A case that takes longer is a hang.", metavar="DURATION")
     ] = "60s",
+    memory: Annotated[
+        str, typer.Option(help="Where tensors lie on a GPU: mixed, arena, or guard.")
+    ] = "mixed",
     out: Annotated[Path, typer.Option(help="Where the cases of findings go.")] = Path(
         ".pagefault/cases"
     ),
@@ -109,6 +114,8 @@ def fuzz(
     """
     seconds = _duration("--time", time_)
     case_seconds = _duration("--case-time", case_time)
+    if memory not in MEMORIES:
+        raise Usage(f"--memory {memory!r}, but should be one of {', '.join(MEMORIES)}")
     resolved = resolve_device(device)
     num_workers = _num_workers(workers, resolved)
     seed = secrets.randbits(32) if seed is None else seed
@@ -118,7 +125,9 @@ def fuzz(
     loaded = load_target(target)
     names = _chosen_families(family, set(loaded.functions), loaded.skipped)
     _prepare_folder(out)
-    plan = Plan(target, names, resolved, seconds, max_cases, seed, num_workers, case_seconds)
+    plan = Plan(
+        target, names, resolved, seconds, max_cases, seed, num_workers, case_seconds, memory
+    )
     console = Console()
     _print_header(console, plan)
     result = _run_watched(plan, console)
@@ -165,7 +174,7 @@ def repro(
 
     # The device is the child's alone, and so is a death.
     verdict = check_in_child(
-        lambda case: Checker(loaded, resolved).check(family, case),
+        lambda case: Checker(loaded, resolved).check_thoroughly(family, case),
         family,
         loaded_case,
         Plan.case_seconds,
@@ -337,6 +346,8 @@ def _print_closing(
         soft_wrap=True,
         highlight=False,
     )
+    if result.unchecked:
+        console.print(Text(result.unchecked), soft_wrap=True)
     for failure in result.failures:
         console.print(Text(failure), soft_wrap=True)
     if result.interrupted:
@@ -386,6 +397,7 @@ def _write_json(
         "workers": plan.num_workers,
         "seconds": round(result.seconds, 3),
         "void": void,
+        "unchecked": result.unchecked,
         "families": {**ran, **{name: {"skipped": reason} for name, reason in skipped.items()}},
         "findings": [
             {

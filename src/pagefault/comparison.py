@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,28 +100,30 @@ class Comparison:
 
     def _report_missteps(self, outcomes: Sequence[Outcome]) -> None:
         """Report each sort of access once, whichever replica it happened in."""
-        seen = set()
         for misstep in (misstep for outcome in outcomes for misstep in outcome.missteps):
-            role = f"{misstep.access} of {misstep.tensor}"
-            if (misstep.kind, role) in seen:
-                continue
-            seen.add((misstep.kind, role))
+            kind, role = misstep.kind, f"{misstep.access} of {misstep.tensor}"
+            if kind == "footprint":
+                # What the comparison of memory would find, were the value another.
+                kind, role = self._kind_of_stray(misstep.tensor), misstep.tensor
             what = {
                 "address": "which is no element of it",
                 "row": "a row that belongs to no request of the call",
+                "footprint": "which the contract does not name",
                 "race": "which another program touches",
             }[misstep.kind]
-            self._findings.append(
-                Finding(
-                    misstep.kind,
-                    role,
-                    f"{misstep.access} of {misstep.place}, {what}",
-                    (
-                        f"{misstep.source}, in {misstep.kernel}, program {misstep.program}",
-                        misstep.detail,
-                    ),
-                )
-            )
+            headline = f"{misstep.access} of {misstep.place}, {what}"
+            where = f"{misstep.source}, in {misstep.kernel}, program {misstep.program}"
+            self._add_once(Finding(kind, role, headline, (where, misstep.detail)))
+
+    def _add_once(self, finding: Finding) -> None:
+        """Add a finding, unless one of its kind and role is there."""
+        if all((finding.kind, finding.role) != (f.kind, f.role) for f in self._findings):
+            self._findings.append(finding)
+
+    def _kind_of_stray(self, tensor: str) -> str:
+        """Return the kind of a write to an element that the contract does not name."""
+        region = next(region for region in self._plan.regions if region.name == tensor)
+        return "input changed" if region.is_input and tensor not in self._writes else "outside"
 
     def _compare_exceptions(self, outcomes: Sequence[Outcome]) -> bool:
         """Compare what was raised; return whether anything was or should have been."""
@@ -147,15 +150,20 @@ class Comparison:
             if region.name not in self._writes:
                 continue
             writes = self._writes[region.name]
-            indices: Any = slice(len(writes))
-            values = writes
+            indices: Any
             if isinstance(writes, Mapping):
                 indices = [region.offset_of(index) for index in writes]
-                values = list(writes.values())
+                values: Sequence[int | None] = list(writes.values())
+            else:
+                indices, values = slice(len(writes)), writes
             if len(values):
-                array = _array(region.name, values, region.dtype)
+                array, is_open = _settled(region.name, values, region.dtype)
                 for half in halves:
-                    self._plan.elements(wanted[half], region)[indices] = array
+                    elements = self._plan.elements(wanted[half], region)
+                    if is_open is not None:
+                        found = self._plan.elements(after[half], region)[indices]
+                        array = np.where(is_open, found, array)
+                    elements[indices] = array
         if np.array_equal(after, wanted):
             return
         replicas = [_Replica(before[half], after[half], wanted[half]) for half in halves]
@@ -187,22 +195,21 @@ class Comparison:
     def _report_strays(self, strays: Sequence[Cell], replicas: Sequence[_Replica]) -> None:
         groups: dict[tuple[str, str], list[Cell]] = defaultdict(list)
         for cell in strays:
-            is_input = cell.region.is_input and cell.region.name not in self._writes
-            kind = "input changed" if is_input and cell.index is not None else "outside"
-            groups[kind, cell.region.name].append(cell)
+            name = cell.region.name
+            kind = "outside" if cell.index is None else self._kind_of_stray(name)
+            groups[kind, name].append(cell)
         for (kind, name), cells in groups.items():
             replica = next(
                 r for r in replicas if cells[0].value(r.after) != cells[0].value(r.before)
             )
             found, was = cells[0].value(replica.after), cells[0].value(replica.before)
-            self._findings.append(
-                Finding(
-                    kind,
-                    name,
-                    f"{cells[0]} = {found}, but should still be {was}",
-                    (f"{_count(len(cells), 'cell')} in or beside {name} changed",),
-                )
-            )
+            headline = f"{cells[0]} = {found}, but should still be {was}"
+            lines = [f"{_count(len(cells), 'cell')} in or beside {name} changed"]
+            for known in [f for f in self._findings if (f.kind, f.role) == (kind, name)]:
+                # The address oracle has seen the write too, and knows the line.
+                self._findings.remove(known)
+                lines += [known.headline, *known.lines]
+            self._findings.append(Finding(kind, name, headline, tuple(lines)))
 
     def _report_cells(self, name: str, cells: Sequence[Cell], replicas: Sequence[_Replica]) -> None:
         wrong = []
@@ -210,10 +217,16 @@ class Comparison:
             assert cell.index is not None
             found = (cell.value(replicas[0].after), cell.value(replicas[1].after))
             wrong.append((cell.index, str(cell), found, cell.value(replicas[0].wanted)))
-        self._report_values(name, wrong, len(self._writes[name]))
+        self._report_values(
+            name, wrong, len(self._writes[name]), was_input=cells[0].region.is_input
+        )
 
     def _report_values(
-        self, where: str, wrong: Sequence[tuple[int, str, Pair, int]], total: int
+        self,
+        where: str,
+        wrong: Sequence[tuple[int, str, Pair, int]],
+        total: int,
+        was_input: bool = False,
     ) -> None:
         """Report wrong elements of one tensor, the first of each kind.
 
@@ -221,12 +234,13 @@ class Comparison:
             where: The tensor or the path of what was returned.
             wrong: Flat index, place, what both replicas hold, what they should hold.
             total: Elements compared.
+            was_input: Whether they held input, and not poison, before the call.
         """
         if not wrong:
             return
         seen = set()
         for index, place, found, should in wrong:
-            kind, headline = _judge(place, found, should)
+            kind, headline = _judge(place, found, should, was_input)
             different = found[0] if found[0] != should else found[1]
             explanation = self._family.explain(self._case, where, index, different)
             role = f"{where.split('[')[0]}: {explanation.role}"
@@ -273,9 +287,12 @@ class Comparison:
             self._wrong_return(path, text.format(path, *found, *should))
             return
         values = [np.array(e, dtype=NUMPY_DTYPES[wanted.dtype]).ravel() for e in elements]
-        correct = _array(path, wanted.values, wanted.dtype)
+        correct, is_open = _settled(path, wanted.values, wanted.dtype)
+        is_wrong = (values[0] != correct) | (values[1] != correct)
+        if is_open is not None:
+            is_wrong &= ~is_open
         wrong = []
-        for index in np.flatnonzero((values[0] != correct) | (values[1] != correct)):
+        for index in np.flatnonzero(is_wrong):
             place = path + "".join(f"[{i}]" for i in np.unravel_index(index, wanted.shape))
             pair = (int(values[0][index]), int(values[1][index]))
             wrong.append((int(index), place, pair, int(correct[index])))
@@ -294,9 +311,10 @@ class Comparison:
             self._findings.append(Finding("log", "count", headline, tuple(found[:3])))
             return
         for message, words in zip(found, wanted):
-            missing = [word for word in words if word not in message]
+            # "request-1" names no width of 1: a word is what stands between blanks and signs.
+            missing = Counter(words) - Counter(re.findall(r"[\w-]+", message))
             if missing:
-                headline = f"a warning does not say {missing[0]}"
+                headline = f"a warning does not say {next(iter(missing))}"
                 self._findings.append(Finding("log", "words", headline, (repr(message),)))
                 return
 
@@ -310,6 +328,16 @@ class _Replica:
     wanted: Words
 
 
+def _settled(
+    name: str, values: Sequence[int | None], dtype: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Return what the oracle says, and which elements may hold anything; None for no such."""
+    if None not in values:
+        return _array(name, values, dtype), None
+    is_open = np.array([value is None for value in values])
+    return _array(name, [value or 0 for value in values], dtype), is_open
+
+
 def _array(name: str, values: Any, dtype: str) -> np.ndarray[Any, Any]:
     """Return what the oracle says as an array, or refuse the case as outside the domain."""
     try:
@@ -318,11 +346,11 @@ def _array(name: str, values: Any, dtype: str) -> np.ndarray[Any, Any]:
         raise CaseError(f"{name}: the answer does not fit {dtype}") from error
 
 
-def _judge(place: str, found: Pair, should: int) -> tuple[str, str]:
+def _judge(place: str, found: Pair, should: int, was_input: bool) -> tuple[str, str]:
     """Return the kind of a wrong element, and what to say of it."""
     if found[0] == found[1]:
         return "value", f"{place} = {found[0]}, but should be {should}"
-    if found == POISONS:
+    if found == POISONS and not was_input:
         return "unwritten", f"{place} was not written, but should be {should}"
     either = f"{place} = {found[0]} or {found[1]}, by what lay in memory"
     return "stale", f"{either}, but should be {should}"

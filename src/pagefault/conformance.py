@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,15 +170,17 @@ def check_family(
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
     checker = Checker(target, resolved)
+    if checker.unchecked:
+        warnings.warn(f"pagefault: {checker.unchecked}", stacklevel=2)
     base = session.seed if seed is None else seed
     base = random.getrandbits(32) if base is None else base
     failures: list[Minimal] = []
 
-    def check(case: Case) -> Verdict:
+    def check(case: Case, check: Callable[[Family, Case], Verdict] = checker.check) -> Verdict:
         if not target.allows(family, case):
             return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         verdict: Verdict
-        verdict, _ = target.without_known(family, case, checker.check(family, case))
+        verdict, _ = target.without_known(family, case, check(family, case))
         return verdict
 
     def use(case: Case) -> None:
@@ -202,7 +205,7 @@ def check_family(
             family,
             smallest.case,
             smallest.verdict,
-            check,
+            lambda case: check(case, checker.check_thoroughly),
             SHRINK_BUDGET,
         )
         how_small = str(smallest)

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # Fields of a case and what they become.
 Changes = Mapping[str, Any]
 
+# Values of elements, by their place or by flat index.
+Writes = Sequence[int | None] | Mapping[int, int | None]
+
+# What each device tensor of a call holds when it starts, outputs left out.
+Inputs = Mapping[str, Sequence[int] | PageTable]
+
 ENTRY_POINT_GROUP = "pagefault.families"
 
 
@@ -111,13 +117,13 @@ class TensorValue:
 
     Attributes:
         shape: Its shape.
-        values: Its elements in row order.
+        values: Its elements in row order; None for one that may be anything.
         dtype: Its dtype.
         on_host: Whether it lies on the CPU whatever the device.
     """
 
     shape: tuple[int, ...]
-    values: Sequence[int]
+    values: Sequence[int | None]
     dtype: str = "int32"
     on_host: bool = False
 
@@ -128,8 +134,8 @@ class Expected:
 
     Attributes:
         writes: Per tensor name the elements that it writes: a list of the values of the first
-            elements, or a dict by flat index (row * columns + column). Everything else in memory
-            keeps its value.
+            elements, or a dict by flat index (row * columns + column); None for an element that
+            may be written or not, with any value. Everything else in memory keeps its value.
         returns: What it returns, by a path that messages show ("kv_indices_list[1]"): ints and
             `TensorValue`s. None where nothing is returned.
         warnings: The words that one logged warning each has to contain, in order; None where the
@@ -138,7 +144,7 @@ class Expected:
         rows: Per table the rows that belong to requests of the call; no other may be read.
     """
 
-    writes: Mapping[str, Sequence[int] | Mapping[int, int]] = field(default_factory=dict)
+    writes: Mapping[str, Writes] = field(default_factory=dict)
     returns: Mapping[str, int | TensorValue] | None = None
     warnings: Sequence[Sequence[str]] | None = None
     raises: type[Exception] | None = None
@@ -158,7 +164,7 @@ class Explanation:
     lines: tuple[str, ...] = ()
 
 
-def _no_explanation(case: Any, where: str, index: int, found: int) -> Explanation:
+def no_explanation(case: Any, where: str, index: int, found: int) -> Explanation:
     return Explanation("cell")
 
 
@@ -180,7 +186,10 @@ class Family:
         explain: Says whose cell (tensor or path, flat index) holds a wrong value.
         simpler: Yields changes that make a case simpler in the family's own ways; they may lead
             out of the domain.
-        size: New tokens or pages of a case, what "small" means after the number of requests.
+        expect_any_bytes: What the oracle says of a case whose device tensors hold something else,
+            in a dialect; None where it only says what stays inside the tensors.
+        size: New tokens, pages or chunks of a case, what "small" means after the number of
+            requests.
     """
 
     name: str
@@ -194,7 +203,8 @@ class Family:
     all_edges: frozenset[str] = frozenset()
     must_reach: frozenset[str] = frozenset()
     returned: Callable[[Any], Mapping[str, Any]] = lambda result: {"result": result}
-    explain: Callable[[Any, str, int, int], Explanation] = _no_explanation
+    explain: Callable[[Any, str, int, int], Explanation] = no_explanation
+    expect_any_bytes: Callable[[Any, Inputs, Dialect], Expected] | None = None
     simpler: Callable[[Any], Iterator[Changes]] = lambda case: iter(())
 
     def strategy(self, domain: Domain) -> SearchStrategy[Any]:

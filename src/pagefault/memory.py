@@ -13,13 +13,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from .case import Case, PageTable
 from .family import Tensor
+
+if TYPE_CHECKING:
+    from .mapping import Blocks
 
 GUARD_BYTES = 128
 END_GUARD_BYTES = 4096
@@ -73,7 +76,12 @@ class Region:
         is_empty = self.rows == 0 or self.columns == 0
         self.num_elements = 0 if is_empty else (self.rows - 1) * self.row_stride + self.columns
         self.itemsize_bytes = ITEMSIZE_BYTES[self.dtype]
-        self.end_bytes = self.start_bytes + self.num_elements * self.itemsize_bytes
+        self.move(self.start_bytes)
+
+    def move(self, start_bytes: int) -> None:
+        """Let the tensor start somewhere else."""
+        self.start_bytes = start_bytes
+        self.end_bytes = start_bytes + self.num_elements * self.itemsize_bytes
 
     def offset_of(self, index: int) -> int:
         """Return where the element of a flat index (row * columns + column) lies, in elements."""
@@ -123,7 +131,7 @@ class Cell:
 
 
 class Plan:
-    """Where each tensor of one case lies in a replica.
+    """Where each tensor of one case lies in a replica: one behind the other, with guards between.
 
     Args:
         case: The case, for its placements.
@@ -134,27 +142,17 @@ class Plan:
         self.regions: list[Region] = []
         cursor = END_GUARD_BYTES
         for tensor in tensors:
-            placement = case.placement(tensor.name)
-            itemsize = ITEMSIZE_BYTES[placement.dtype]
-            shape = tensor.shape
-            if tensor.values is None:
-                shape = (shape[0] + placement.spare,)
-            rows, columns = (1, shape[0]) if len(shape) == 1 else shape
-            region = Region(
-                tensor.name,
-                tensor.values is not None,
-                placement.dtype,
-                cursor + placement.offset * itemsize,
-                rows,
-                columns,
-                columns + placement.pitch if len(shape) == 2 else columns,
-                shape,
-            )
+            region = _region(case, tensor, cursor)
+            region.move(region.start_bytes + self._offset_bytes(case, region))
             self.regions.append(region)
-            cursor = -(-(region.end_bytes + GUARD_BYTES) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            cursor = _rounded_up(region.end_bytes + GUARD_BYTES)
         self.num_bytes = cursor + END_GUARD_BYTES
         # The guard between two tensors is split half-way when a stray write has to be named.
         self._bounds = [region.start_bytes - GUARD_BYTES // 2 for region in self.regions[1:]]
+
+    @staticmethod
+    def _offset_bytes(case: Case, region: Region) -> int:
+        return case.placement(region.name).offset * region.itemsize_bytes
 
     def fill(self, words: Words, tensors: Sequence[Tensor]) -> None:
         """Write both replicas: the poison of each everywhere, then the inputs.
@@ -176,7 +174,7 @@ class Plan:
                 start, end = region.start_bytes // 8, region.end_bytes // 8
                 guard = GUARD_BYTES // 16
                 for buffer, poison in zip(buffers, POISONS):
-                    buffer[start - guard : end + guard] = poison
+                    buffer[max(0, start - guard) : end + guard] = poison
             if tensor.values is None or start == end:
                 continue
             if isinstance(tensor.values, PageTable):
@@ -196,6 +194,52 @@ class Plan:
         """Return the cell that holds a byte of the replica."""
         region = self.regions[bisect_right(self._bounds, byte)]
         return Cell(region, (byte - region.start_bytes) // region.itemsize_bytes)
+
+
+class BlockPlan(Plan):
+    """Where each tensor lies in a block of its own, at the very end of it or at the very start.
+
+    The offsets of the case do not count here. A replica is made of rows, the used part of a block
+    each, as long as the longest needs.
+
+    Args:
+        case: The case, for its placements.
+        tensors: Its arguments that are device tensors.
+        at_end: Whether a tensor's last byte is the block's last, or its first the block's first.
+    """
+
+    def __init__(self, case: Case, tensors: Sequence[Tensor], at_end: bool) -> None:
+        self.at_end = at_end
+        self.regions = [_region(case, tensor, 0) for tensor in tensors]
+        longest = max((region.end_bytes for region in self.regions), default=0)
+        self.row_bytes = _rounded_up(longest + GUARD_BYTES)
+        for number, region in enumerate(self.regions):
+            start = number * self.row_bytes
+            region.move(start + self.row_bytes - region.end_bytes if at_end else start)
+        self.num_bytes = len(self.regions) * self.row_bytes
+        self._bounds = [number * self.row_bytes for number in range(1, len(self.regions))]
+
+
+def _rounded_up(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _region(case: Case, tensor: Tensor, start_bytes: int) -> Region:
+    placement = case.placement(tensor.name)
+    shape = tensor.shape
+    if tensor.values is None:
+        shape = (shape[0] + placement.spare,)
+    rows, columns = (1, shape[0]) if len(shape) == 1 else shape
+    return Region(
+        tensor.name,
+        tensor.values is not None,
+        placement.dtype,
+        start_bytes,
+        rows,
+        columns,
+        columns + placement.pitch if len(shape) == 2 else columns,
+        shape,
+    )
 
 
 def _fill_table(buffers: Sequence[np.ndarray[Any, Any]], region: Region, table: PageTable) -> None:
@@ -226,13 +270,39 @@ class Replicas(NamedTuple):
     before: Words
 
 
+class Memory(Protocol):
+    """A kind of guarded memory.
+
+    Attributes:
+        name: What reports call it.
+    """
+
+    name: str
+
+    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan | None:
+        """Return where the tensors of a case are to lie, or None if they do not fit."""
+
+    def place(self, plan: Any, tensors: Sequence[Tensor]) -> Replicas:
+        """Return both replicas of the tensors of a case, by its plan."""
+
+    def read_back(self, plan: Any) -> Words:
+        """Return what both replicas hold now, after everything launched has ended."""
+
+    def synchronise(self) -> None:
+        """Wait for what was launched; a fault of the device raises here."""
+
+
 class HostMemory:
     """Arena in host memory, for Triton's interpreter."""
 
-    device = "cpu"
+    name = "arena"
 
     def __init__(self) -> None:
         self._words: Words = np.empty(0, dtype=np.int32)
+
+    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan:
+        """Return where the tensors of a case are to lie."""
+        return Plan(case, tensors)
 
     def place(self, plan: Plan, tensors: Sequence[Tensor]) -> Replicas:
         """Return both replicas of the tensors of a case."""
@@ -263,10 +333,14 @@ class HostMemory:
 class CudaMemory:
     """Arena in device memory, with pinned host memory to copy from and to."""
 
-    device = "cuda"
+    name = "arena"
 
     def __init__(self) -> None:
         self._grow(1 << 20)
+
+    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan:
+        """Return where the tensors of a case are to lie."""
+        return Plan(case, tensors)
 
     def _grow(self, num_bytes: int) -> None:
         self._device_words = torch.empty(num_bytes // 4, dtype=torch.int32, device="cuda")
@@ -304,12 +378,92 @@ class CudaMemory:
         torch.cuda.current_stream().synchronize()
 
 
-Memory = HostMemory | CudaMemory
+class GuardMemory:
+    """Blocks of device memory with nothing mapped around them: one element too far faults.
+
+    Args:
+        at_end: Whether tensors lie at the end of their block, where a step past the last element
+            faults, or at the start, where one before the first does.
+        blocks: The blocks, which several of these may share.
+    """
+
+    def __init__(self, blocks: Blocks, at_end: bool) -> None:
+        self.name = "guard after" if at_end else "guard before"
+        self._at_end = at_end
+        self._blocks = blocks
+        self._wide = [block.view(torch.int64) for block in blocks.blocks]
+        num_words = 1 << 18
+        self._upload = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+        self._download = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+
+    def plan(self, case: Case, tensors: Sequence[Tensor]) -> BlockPlan | None:
+        """Return where the tensors of a case are to lie, or None if they do not fit."""
+        plan = BlockPlan(case, tensors, self._at_end)
+        fits = plan.row_bytes <= self._blocks.block_bytes
+        fits = fits and 2 * len(tensors) <= len(self._blocks.blocks)
+        return plan if fits and plan.num_bytes // 2 <= len(self._upload) else None
+
+    def place(self, plan: BlockPlan, tensors: Sequence[Tensor]) -> Replicas:
+        """Return both replicas of the tensors of a case."""
+        num_words = 2 * plan.num_bytes // 4
+        words: Words = self._upload[:num_words].numpy()
+        plan.fill(words, tensors)
+        self._rows(plan).copy_(self._upload[:num_words].view(-1, plan.row_bytes // 4))
+        num_tensors = len(plan.regions)
+        replicas = [
+            [self._tensor(plan, number, replica * num_tensors) for number in range(num_tensors)]
+            for replica in (0, 1)
+        ]
+        return Replicas((replicas[0], replicas[1]), words)
+
+    def read_back(self, plan: BlockPlan) -> Words:
+        """Return what both replicas hold now, after everything launched has ended."""
+        num_words = 2 * plan.num_bytes // 4
+        rows = self._download[:num_words].view(-1, plan.row_bytes // 4)
+        rows.copy_(self._rows(plan), non_blocking=True)
+        self.synchronise()
+        words: Words = self._download[:num_words].numpy()
+        return words
+
+    def synchronise(self) -> None:
+        """Wait for the current stream; a fault of the device raises here."""
+        torch.cuda.current_stream().synchronize()
+
+    def _rows(self, plan: BlockPlan) -> torch.Tensor:
+        """Return the used part of each block of both replicas: [2 * tensors, row words]."""
+        row_words = plan.row_bytes // 4
+        used = self._blocks.window[: 2 * len(plan.regions)]
+        return used[:, -row_words:] if plan.at_end else used[:, :row_words]
+
+    def _tensor(self, plan: BlockPlan, number: int, first_block: int) -> torch.Tensor:
+        region = plan.regions[number]
+        block = (self._blocks.blocks if region.dtype == "int32" else self._wide)[
+            first_block + number
+        ]
+        start = len(block) - region.num_elements if plan.at_end else 0
+        stride = (1,) if len(region.shape) == 1 else (region.row_stride, 1)
+        return block.as_strided(region.shape, stride, start)
 
 
-def memory_of(device: str) -> Memory:
-    """Return an arena on "cpu" or "cuda"."""
-    return CudaMemory() if device == "cuda" else HostMemory()
+def memories_of(device: str, kind: str = "mixed") -> tuple[list[Memory], str]:
+    """Return the kinds of memory to try on "cpu" or "cuda", and why some are missing.
+
+    Args:
+        device: Where.
+        kind: "mixed", "arena" or "guard".
+    """
+    if device == "cpu":
+        return [HostMemory()], ""
+    if kind == "arena":
+        return [CudaMemory()], ""
+    from .mapping import MappingError, blocks_of_process
+
+    try:
+        blocks = blocks_of_process()
+    except MappingError as error:
+        return [CudaMemory()], f"reads outside are not seen: {error}"
+    guards: list[Memory] = [GuardMemory(blocks, at_end=True), GuardMemory(blocks, at_end=False)]
+    return guards if kind == "guard" else [CudaMemory(), *guards], ""
 
 
 def _views(

@@ -76,11 +76,15 @@ def minimise(
     tried = {case}
     deadline = time.monotonic() + budget.seconds
     num_checks = 0
-    improved = True
-    while improved:
-        improved = False
+    num_steps = 0
+    # Behind a step that has worked, others of its sort are likely to work; but now and then a
+    # larger one may have become possible.
+    place: int | None = 0
+    while place is not None:
         size = size_of(family, case)
-        for candidate in _simplifications(family, case):
+        steps = _simplifications_from(place, family, case)
+        place = None
+        for place_of_candidate, candidate in steps:
             if candidate in tried or not size_of(family, candidate) < size:
                 continue
             if time.monotonic() > deadline:
@@ -97,7 +101,8 @@ def minimise(
                 continue  # Outside the domain, as only the oracle's answer could show.
             if not answer.passed and answer.signature == signature:
                 case, verdict = candidate, answer
-                improved = True
+                num_steps += 1
+                place = place_of_candidate if num_steps & (num_steps - 1) else 0
                 break
     return Minimal(case, verdict, num_checks)
 
@@ -143,8 +148,14 @@ def _magnitude(value: int) -> int:
 
 def _sum_of(value: Any) -> int:
     if isinstance(value, tuple):
-        return sum(map(_sum_of, value))
+        return sum(1 + _sum_of(item) for item in value)
     return _magnitude(value)
+
+
+def _simplifications_from(first: int, family: Family, case: Case) -> Iterator[tuple[int, Case]]:
+    """Yield all simplifications and their places, from one place on and then those before it."""
+    yield from itertools.islice(enumerate(_simplifications(family, case)), first, None)
+    yield from itertools.islice(enumerate(_simplifications(family, case)), first)
 
 
 def _simplifications(family: Family, case: Case) -> Iterator[Case]:
@@ -191,12 +202,6 @@ def _simpler_values(value: Any, may_shorten: bool) -> Iterator[Any]:
     if not isinstance(value, tuple):
         yield from _closer_to_zero(value)
         return
-    if may_shorten:
-        dropped = len(value)
-        while dropped:
-            for first in range(0, len(value), dropped):
-                yield value[:first] + value[first + dropped :]
-            dropped //= 2
     if len(value) > 1 and isinstance(value[0], int) and any(value):
         lowest = min(value)
         if lowest > 0:
@@ -208,23 +213,27 @@ def _simpler_values(value: Any, may_shorten: bool) -> Iterator[Any]:
                 kept = value[first + zeroed :]
                 yield value[:first] + (0,) * (len(value) - first - len(kept)) + kept
             zeroed //= 2
+    if may_shorten:
+        dropped = len(value)
+        while dropped:
+            for first in range(0, len(value), dropped):
+                yield value[:first] + value[first + dropped :]
+            dropped //= 2
     for i, item in enumerate(value):
         for simpler in _simpler_values(item, may_shorten=True):
             yield (*value[:i], simpler, *value[i + 1 :])
 
 
 def _closer_to_zero(value: int) -> Iterator[int]:
-    """Yield 0, the number without its sign, then ever smaller steps towards 0."""
+    """Yield 0, the number without its sign, then steps towards 0 by powers of 2, largest first."""
     if not value:
         return
     yield 0
     sign = 1 if value > 0 else -1
     if sign < 0:
         yield -value
-    step = abs(value) // 2
-    while step:
-        yield value - sign * step
-        step //= 2
+    for exponent in reversed(range((abs(value) - 1).bit_length())):
+        yield value - sign * 2**exponent
 
 
 def _simpler_tables(case: Case) -> Iterator[Changes]:
@@ -233,10 +242,10 @@ def _simpler_tables(case: Case) -> Iterator[Changes]:
         table = getattr(case, field.name)
         if not isinstance(table, PageTable):
             continue
-        rows, columns = table.num_rows, table.max_pages
-        for size in ((rows // 2, columns), (rows - 1, columns), (rows, columns // 2)):
-            if min(size) >= 0:
-                yield {field.name: table.resized(*size)}
+        for num_rows in _closer_to_zero(table.num_rows):
+            yield {field.name: table.resized(num_rows, table.max_pages)}
+        for max_pages in _closer_to_zero(table.max_pages):
+            yield {field.name: table.resized(table.num_rows, max_pages)}
         if table.edits:
             yield {field.name: dataclasses.replace(table, edits=())}
         for i, (row, column, page_id) in enumerate(table.edits):

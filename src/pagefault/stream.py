@@ -11,6 +11,8 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
+from .strategies.edges import several_at_once
+
 
 def derived_seed(*parts: object) -> int:
     """Return a seed that no other parts give, such as (campaign seed, worker, round)."""
@@ -18,10 +20,15 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
+# Most of what Hypothesis charges for an example does not depend on its size, so an example is
+# several cases at once; nothing is shrunk here, so that they need not be told apart later.
+CASES_PER_EXAMPLE = 8
+
+
 def draw_cases(
     strategy: SearchStrategy[Any], num_cases: int, seed: int, use: Callable[[Any], None]
 ) -> None:
-    """Call `use` with cases that Hypothesis generates, the same ones for the same seed.
+    """Call `use` with different cases that Hypothesis generates, the same ones for the same seed.
 
     Args:
         strategy: What to draw.
@@ -29,10 +36,12 @@ def draw_cases(
         seed: Of the whole stream.
         use: Takes one case; it keeps failures to itself, so that nothing is shrunk here.
     """
+    seen: set[Any] = set()
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=num_cases,
+        # More than enough: the first examples are plain cases, and some come several times over.
+        max_examples=10 + 2 * num_cases,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -41,12 +50,19 @@ def draw_cases(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    # One case an example: of a tuple of them Hypothesis makes most by copying one to another's
-    # place, so that six of seven cases would be repetitions.
-    @hypothesis.given(strategy)
-    def take(case: Any) -> None:
-        use(case)
+    @hypothesis.given(several_at_once(strategy, min(num_cases, CASES_PER_EXAMPLE)))
+    def take(cases: list[Any]) -> None:
+        for case in cases:
+            if len(seen) == num_cases:
+                raise _Enough
+            if case not in seen:
+                seen.add(case)
+                use(case)
 
     # A domain that excludes everything has no cases; who counts them says so.
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable, _Enough):
         take()
+
+
+class _Enough(BaseException):
+    """Ends a stream; not an Exception, which Hypothesis would take for a failure to look into."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,12 @@ from ..strategies.chunked_prefill import (
     chunk_slots_cases,
     chunking_cases,
     get_chunks_cases,
+)
+from .any_bytes import (
+    expect_build_metadata,
+    expect_chunk_slots,
+    expect_chunking,
+    expect_get_chunks,
 )
 from .slots import (
     COMMON_SLOT_EDGES,
@@ -163,6 +170,10 @@ def _simpler_chunking(case: ChunkingCase) -> Iterator[Changes]:
     for chunk_len in smaller(case.chunk_len, 1):
         moved = tuple(max(0, n - case.chunk_len + chunk_len) for n in case.prefix_lens)
         yield {"chunk_len": chunk_len, "prefix_lens": moved}
+    for num_chunks in smaller(max(1, case.num_chunks), 1):
+        # Longer chunks, which reach about as far.
+        chunk_len = -(-case.num_chunks * case.chunk_len // num_chunks)
+        yield {"num_chunks": num_chunks, "chunk_len": chunk_len}
 
 
 # create_chunked_cache_kv_indices_paged
@@ -227,6 +238,10 @@ def _simpler_chunk_slots(case: ChunkSlotsCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
     yield from simpler_pages(case, "chunk_starts", "req_to_page")
     yield from simpler_lengths(case, "chunk_starts", "chunk_seq_lens")
+    if case.tail:
+        at = case.placement("chunk_kv_indices")
+        spare = dataclasses.replace(at, spare=at.spare + case.tail)
+        yield {"tail": 0, "layout": (*case.layout, ("chunk_kv_indices", spare))}
 
 
 # get_chunks_paged and build_chunked_prefill_metadata_arrays
@@ -349,7 +364,8 @@ def _simpler_prefix(case: PrefixCase) -> Iterator[Changes]:
     chunk_len = _chunk_len(case)
     for shorter in smaller(chunk_len, 1):
         moved = tuple(max(0, n - chunk_len + shorter) for n in case.prefix_lens)
-        yield {"prefix_lens": moved, "chunk_capacity": shorter * case.num_requests}
+        rest = case.chunk_capacity - chunk_len * case.num_requests
+        yield {"prefix_lens": moved, "chunk_capacity": shorter * case.num_requests + rest}
     for req_idx in range(case.num_requests):
         kept = {
             name: getattr(case, name)[:req_idx] + getattr(case, name)[req_idx + 1 :]
@@ -391,6 +407,10 @@ def _num_prefix_tokens(case: Any) -> int:
     return sum(max(0, prefix_len) for prefix_len in case.prefix_lens)
 
 
+def _num_tokens_and_chunks(case: ChunkingCase) -> int:
+    return _num_prefix_tokens(case) + max(0, case.num_chunks)
+
+
 FAMILIES = [
     Family(
         name="chunking",
@@ -400,7 +420,7 @@ FAMILIES = [
         arguments=_chunking_arguments,
         expect=_expect_chunking,
         edges=_chunking_edges,
-        size=_num_prefix_tokens,
+        size=_num_tokens_and_chunks,
         all_edges=PREFIX_EDGES
         | {"chunks do not cover", "chunks past the longest prefix", "prefix past 2**31 - 1"}
         | {"offset", "offset prefix_lens", "int64 prefix_lens"}
@@ -411,6 +431,7 @@ FAMILIES = [
         returned=lambda chunks: _take_chunks_apart("chunks.", chunks),
         explain=_explain_chunk,
         simpler=_simpler_chunking,
+        expect_any_bytes=expect_chunking,
     ),
     Family(
         name="create_chunked_cache_kv_indices_paged",
@@ -435,6 +456,7 @@ FAMILIES = [
         must_reach=COMMON_SLOT_EDGES | {"gap", "pitched table", "offset", "spare output"},
         explain=_explain_chunk_slot,
         simpler=_simpler_chunk_slots,
+        expect_any_bytes=expect_chunk_slots,
     ),
     Family(
         name="get_chunks_paged",
@@ -450,6 +472,7 @@ FAMILIES = [
         returned=_take_get_chunks_apart,
         explain=_explain_prefix,
         simpler=_simpler_prefix,
+        expect_any_bytes=expect_get_chunks,
     ),
     Family(
         name="build_chunked_prefill_metadata_arrays",
@@ -466,5 +489,6 @@ FAMILIES = [
         returned=_take_metadata_apart,
         explain=_explain_prefix,
         simpler=_simpler_prefix,
+        expect_any_bytes=expect_build_metadata,
     ),
 ]

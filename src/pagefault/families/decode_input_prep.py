@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..family import Argument, Changes, Dialect, Expected, Explanation, Family, Tensor, number
 from ..oracle import decode_input_prep as oracle
 from ..strategies.decode_input_prep import FusedDecodeCase, fused_decode_cases
+from .any_bytes import expect_fused_decode
 from .slots import (
     COMMON_SLOT_EDGES,
     SLOT_EDGES,
@@ -91,6 +92,7 @@ def _simpler(case: FusedDecodeCase) -> Iterator[Changes]:
     for fewer in smaller(case.uniform_input_length, 0):
         dropped = case.uniform_input_length - fewer
         lengths = tuple(length + dropped for length in case.valid_cache_lengths)
+        yield {"uniform_input_length": fewer}
         yield {"uniform_input_length": fewer, "valid_cache_lengths": lengths}
 
 
@@ -116,6 +118,7 @@ FAMILIES = [
         | all_layout_edges(FusedDecodeCase.PLAIN, "req_to_pages", OUTPUTS),
         must_reach=COMMON_SLOT_EDGES | {"length 0", "pitched table", "offset", "spare output"},
         explain=_explain,
+        expect_any_bytes=expect_fused_decode,
         simpler=_simpler,
     )
 ]

@@ -12,6 +12,7 @@ from ..strategies.out_cache_loc import (
     out_cache_loc_cases,
     uniform_out_cache_loc_cases,
 )
+from .any_bytes import expect_out_cache_loc
 from .slots import (
     COMMON_SLOT_EDGES,
     SLOT_EDGES,
@@ -99,6 +100,7 @@ def _simpler(case: AnyCase) -> Iterator[Changes]:
     for fewer in smaller(case.uniform_input_length, 0):
         dropped = case.uniform_input_length - fewer
         starts = tuple(start + dropped for start in case.cache_start)
+        yield {"uniform_input_length": fewer}
         yield {"uniform_input_length": fewer, "cache_start": starts}
 
 
@@ -123,6 +125,7 @@ FAMILIES = [
         | all_layout_edges(OutCacheLocCase.PLAIN, "req_to_pages", ["out_cache_loc"]),
         must_reach=COMMON_SLOT_EDGES | {"pitched table", "offset", "spare output"},
         explain=_explain,
+        expect_any_bytes=expect_out_cache_loc,
         simpler=_simpler,
     ),
     Family(
@@ -145,6 +148,7 @@ FAMILIES = [
         | all_layout_edges(UniformOutCacheLocCase.PLAIN, "req_to_pages", ["out_cache_loc"]),
         must_reach=COMMON_SLOT_EDGES | {"pitched table", "offset", "spare output"},
         explain=_explain,
+        expect_any_bytes=expect_out_cache_loc,
         simpler=_simpler,
     ),
 ]

@@ -16,10 +16,12 @@ from ..strategies.req_to_page import (
     update_block_table_cases,
     update_req_to_page_cases,
 )
+from .any_bytes import expect_update
 from .slots import (
     INT32_MAX,
     TILE_TOKENS,
     all_layout_edges,
+    joined_requests,
     layout_edges,
     pool_edges,
     simpler_rows,
@@ -201,7 +203,11 @@ def _simpler_block_table(case: UpdateBlockTableCase) -> Iterator[Changes]:
 
 
 def _fewer_pages(case: PagesCase) -> Iterator[Changes]:
-    """Yield changes to fewer pages of one request, their begin or their end where it was."""
+    """Yield changes to one request for several, and to fewer pages of one request.
+
+    A request that loses pages keeps its begin or its end.
+    """
+    yield from joined_requests(case, ["new_occupied_pages", "sizes"])
     for i, page_ids in enumerate(case.new_occupied_pages):
         for fewer in smaller(len(page_ids), 0):
             dropped = len(page_ids) - fewer
@@ -250,6 +256,7 @@ FAMILIES = [
         must_reach=COMMON_PAGE_EDGES | {"row repeated", "offset"},
         explain=_explain,
         simpler=_simpler_update,
+        expect_any_bytes=expect_update,
     ),
     Family(
         name="update_block_table",
@@ -266,5 +273,7 @@ FAMILIES = [
         must_reach=COMMON_PAGE_EDGES | {f"refused: {refusal}" for refusal in REFUSALS},
         explain=_explain,
         simpler=_simpler_block_table,
+        # What the table holds is never looked at.
+        expect_any_bytes=lambda case, inputs, dialect: _expect_block_table(case, dialect),
     ),
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..case import Case, PageTable, Placement
@@ -164,6 +165,8 @@ def _page_id_edges(ranges: Sequence[Range], table: PageTable, page_size: int) ->
 
 def _wide_slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) -> set[str]:
     for row, start, length in ranges:
+        if not length:
+            continue
         last = min((start + length - 1) // page_size, table.max_pages - 1)
         for column in range(start // page_size, last + 1):
             if table.page_id(row, column) * page_size > INT32_MAX:
@@ -177,7 +180,7 @@ def layout_edges(case: Case) -> frozenset[str]:
     return _layout_edges(case_type, case.layout)
 
 
-@lru_cache(maxsize=10_000)
+@functools.lru_cache(maxsize=10_000)
 def _layout_edges(case_type: Any, layout: tuple[tuple[str, Placement], ...]) -> frozenset[str]:
     edges = set()
     for name, placement in layout:
@@ -284,7 +287,8 @@ def simpler_rows(case: Any, rows: str, table: str, per_row: str = "") -> Iterato
     used = set(getattr(case, rows))
     every = range(getattr(case, table).num_rows)
     unused = [row for row in every if row not in used]
-    for dropped in ([unused] if len(unused) > 1 else []) + [[row] for row in unused]:
+    all_but = [unused[num_kept:] for num_kept in smaller(len(unused), 0)]
+    for dropped in [*all_but, *([row] for row in unused)]:
         kept = [row for row in every if row not in set(dropped)]
         yield from _with_rows(case, kept, rows, table, per_row)
     in_order = sorted(used)
@@ -328,8 +332,11 @@ def simpler_pages(case: Any, starts: str, table: str) -> Iterator[Changes]:
         ):
             yield {"page_size": new_size, starts: new_positions}
         if 0 < old.num_cells <= MOST_CELLS_KEPT:
-            # Larger page ids, for slots about where they were.
-            ids = [[-(-page_id * size // new_size) for page_id in row] for row in old.rows]
+            # Larger page ids, for slots about where they were; a hole has none.
+            ids = [
+                [-(-page_id * size // new_size) if page_id > 0 else page_id for page_id in row]
+                for row in old.rows
+            ]
             if max(map(max, ids)) <= INT32_MAX:
                 yield {"page_size": new_size, table: PageTable.from_rows(ids)}
     for width in smaller(old.max_pages, 0):
@@ -347,7 +354,9 @@ def simpler_pages(case: Any, starts: str, table: str) -> Iterator[Changes]:
 
 
 def simpler_lengths(case: Any, starts: str, lengths: str) -> Iterator[Changes]:
-    """Yield changes to fewer tokens of one request at a time, its end where it was.
+    """Yield changes to one request for several, and to fewer tokens of one request.
+
+    A request that loses tokens keeps its start or its end.
 
     Args:
         case: The case.
@@ -355,13 +364,36 @@ def simpler_lengths(case: Any, starts: str, lengths: str) -> Iterator[Changes]:
         lengths: The field that holds each request's tokens.
     """
     old_starts, old_lengths = getattr(case, starts), getattr(case, lengths)
+    yield from joined_requests(case, [lengths])
     for req_idx, length in enumerate(old_lengths):
         for fewer in smaller(length, 0):
             later = list(old_starts)
             later[req_idx] += length - fewer
             shorter = list(old_lengths)
             shorter[req_idx] = fewer
+            yield {lengths: tuple(shorter)}
             yield {starts: tuple(later), lengths: tuple(shorter)}
+
+
+def joined_requests(case: Case, added: Sequence[str]) -> Iterator[Changes]:
+    """Yield changes to one request for a run of them, the longest runs first.
+
+    Args:
+        case: The case.
+        added: The fields that hold tokens or pages, which the request gets of all in the run; the
+            rest it has of the first.
+    """
+    count = case.num_requests
+    while count > 1:
+        for first in range(0, case.num_requests - 1, count // 2):
+            changes = {}
+            for name in case.per_request_fields():
+                entries = getattr(case, name)
+                run = entries[first : first + count]
+                entry = functools.reduce(operator.add, run) if name in added else run[0]
+                changes[name] = (*entries[:first], entry, *entries[first + count :])
+            yield changes
+        count //= 2
 
 
 def _moved(starts: Sequence[int], old_end: int, new_end: int) -> tuple[int, ...]:
@@ -369,9 +401,7 @@ def _moved(starts: Sequence[int], old_end: int, new_end: int) -> tuple[int, ...]
 
 
 def smaller(value: int, least: int) -> Iterator[int]:
-    """Yield a few smaller numbers, the smallest first."""
-    seen = set()
-    for candidate in (least, least + 1, least + 2, value // 2, value - 1):
-        if least <= candidate < value and candidate not in seen:
-            seen.add(candidate)
-            yield candidate
+    """Yield smaller numbers, the smallest first: a few, and ever smaller steps down."""
+    yield from range(least, min(least + 3, value))
+    for exponent in reversed(range(max(0, value - least - 3).bit_length())):
+        yield value - 2**exponent

@@ -308,6 +308,7 @@ def _fault(signature: str, reason: str, applies: Any, *fields: dict[str, Any]) -
 
 pagefault_target = {
     "holes": "divert page 0 too",
+    "without": {"any bytes": "the release promises nothing for contents outside the domain"},
     "functions": _functions,
     "known_faults": [
         _fault(

@@ -1,0 +1,56 @@
+"""update_req_to_page that hands the ids of a request without a row to the next one."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_pages_kernel(
+    req_to_page_ptr,
+    req_pool_indices_ptr,
+    new_occupied_pages_ptr,
+    new_occupied_pages_num_ptr,
+    ends_ptr,
+    pages_copy_starts_ptr,
+    num_ids,
+    row_stride,
+    num_rows,
+    max_pages,
+    tile_size: tl.constexpr,
+):
+    req_idx = tl.program_id(0)
+    row = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
+    num_pages = tl.load(new_occupied_pages_num_ptr + req_idx).to(tl.int64)
+    num_pages = tl.minimum(tl.maximum(num_pages, 0), num_ids)
+    first = tl.load(ends_ptr + req_idx) - num_pages
+    start = tl.load(pages_copy_starts_ptr + req_idx).to(tl.int64)
+    for tile_start in range(0, num_pages, tile_size):
+        k = tile_start + tl.arange(0, tile_size)
+        is_page = (k < num_pages) & (first + k < num_ids)
+        page_id = tl.load(new_occupied_pages_ptr + first + k, mask=is_page, other=0)
+        page_idx = start + k
+        has_row = (row >= 0) & (row < num_rows)
+        is_written = is_page & has_row & (page_idx >= 0) & (page_idx < max_pages)
+        tl.store(req_to_page_ptr + row * row_stride + page_idx, page_id, mask=is_written)
+
+
+def update_req_to_page(
+    req_to_page, req_pool_indices, new_occupied_pages, new_occupied_pages_num, pages_copy_starts
+):
+    num_rows, max_pages = req_to_page.shape
+    counts = new_occupied_pages_num.long().clamp(0, len(new_occupied_pages))
+    counts = counts.where((req_pool_indices >= 0) & (req_pool_indices < num_rows), 0)
+    if len(req_pool_indices):
+        write_pages_kernel[(len(req_pool_indices),)](
+            req_to_page,
+            req_pool_indices,
+            new_occupied_pages,
+            new_occupied_pages_num,
+            counts.cumsum(0),
+            pages_copy_starts,
+            len(new_occupied_pages),
+            req_to_page.stride(0),
+            num_rows,
+            max_pages,
+            tile_size=128,
+        )
