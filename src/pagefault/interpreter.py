@@ -37,6 +37,17 @@ def _let_integers_wrap(interpreter: Any) -> None:
         builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
+def _index_of(tensor: Any) -> int:
+    """Return a scalar of the interpreter as an int."""
+    return int(tensor.handle.data.item())
+
+
+def _truth_of(tensor: Any) -> bool:
+    """Return a scalar of the interpreter as a bool; only scalars have a truth."""
+    data = tensor.handle.data
+    return bool(data.item()) if data.size == 1 else True
+
+
 class _NothingToRestore:
     def restore(self) -> None:
         """Leave the language patched: an outer scope restores it."""
@@ -55,6 +66,9 @@ def _patch_language_once_a_launch(interpreter: Any) -> None:
     class Scope:
         def __init__(self) -> None:
             self._scope = patch_language(sees_all)
+            # Triton 3.6 converts arrays of one element to a number, which NumPy 2.5 refuses.
+            self._scope.set_attr(language.tensor, "__index__", _index_of)
+            self._scope.set_attr(language.tensor, "__bool__", _truth_of)
 
         def restore(self) -> None:
             nonlocal is_patched

@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from .case import Case, CaseError
@@ -187,11 +188,24 @@ def _import(name: str, module: str) -> ModuleType:
         ) from error
 
 
+class _Loader(SourceFileLoader):
+    """Compiles a file as it is now: cached bytecode may be of a version one edit older.
+
+    Python takes the cache for current if the file's size and the second of its last change agree.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"target {str(path)!r}: no such file")
     path = path.resolve()
-    spec = importlib.util.spec_from_file_location(f"pagefault_target_{path.stem}", path)
+    name = f"pagefault_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

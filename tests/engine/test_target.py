@@ -1,5 +1,6 @@
 """Targets: how they are found, what of them is left out and why, and what can't be loaded."""
 
+import os
 import sys
 import textwrap
 
@@ -185,6 +186,16 @@ def test_a_kernel_in_the_place_of_its_launcher_is_left_out(load):
     reason = "compute_out_cache_loc is a Triton kernel, and a launcher is needed"
     assert target.skipped["compute_out_cache_loc"] == reason
     assert set(target.functions) == {"compute_out_cache_loc_uniform"}
+
+
+def test_an_edit_of_the_same_size_in_the_same_second_is_seen(tmp_path):
+    path = tmp_path / "kernels.py"
+    answers = []
+    for answer in (1, 2):
+        path.write_text(f"def chunking(a, b, c, d): return {answer}")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        answers.append(load_target(str(path)).functions["chunking"](0, 0, 0, 0))
+    assert answers == [1, 2]
 
 
 # Row 1 has page ids -1 and 5: a hole, a page, and what lies past them.
