@@ -5,7 +5,7 @@ RUN := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
 FUZZ_ARGS ?= --time 60s
 TEST_ARGS ?= -n auto
 
-.PHONY: help setup test fuzz lint format bench peers clean
+.PHONY: help setup test-setup lint-setup test fuzz lint format bench peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
@@ -21,18 +21,24 @@ ifeq ($(PYTHON),)
 endif
 	@$(RUN) scripts/install.py
 
-test: setup
+test-setup: setup
+	@$(RUN) scripts/install.py test
+
+lint-setup: setup
+	@$(RUN) scripts/install.py lint
+
+test: test-setup
 	$(RUN) -m pytest $(TEST_ARGS)
 
 fuzz: setup
 	$(RUN) -m pagefault fuzz $(FUZZ_ARGS)
 
-lint: setup
+lint: lint-setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-format: setup
+format: lint-setup
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 

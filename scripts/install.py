@@ -1,7 +1,11 @@
 """Install pagefault and what it needs into the environment of this interpreter.
 
+    python scripts/install.py [EXTRA ...]
+
 Packages that the environment has are left as they are: a torch built for its GPU is never
-replaced. Where everything is there, no registry is asked.
+replaced. Where everything is there, no registry is asked. What an extra names is for tests and
+linters: where it can't be had, as on a machine without a network, that is said, and the rest is
+done.
 """
 
 import importlib.metadata
@@ -35,12 +39,22 @@ def refuse_to_replace(requirement: str) -> None:
         sys.exit(f"{name} {version} is installed, but pagefault needs {requirement}")
 
 
-def pip(*arguments: str) -> None:
-    """Run pip install, or stop with its exit status."""
+def pip(*arguments: str) -> bool:
+    """Run pip install; return whether it did."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", *arguments]
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        sys.exit(f"{' '.join(command)} failed with exit status {status}")
+    return subprocess.run(command, check=False).returncode == 0
+
+
+def install(requirements: list[str]) -> bool:
+    """Install requirements under the constraints that the environment does not contradict."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    kept = [pin for pin in pins if not is_satisfied(pin.split("==")[0])]
+    constraints = ROOT / ".constraints-missing.txt"
+    constraints.write_text("\n".join(kept) + "\n")
+    try:
+        return pip("--constraint", str(constraints), *requirements)
+    finally:
+        constraints.unlink()
 
 
 def is_installed_from_here() -> bool:
@@ -56,27 +70,29 @@ def is_installed_from_here() -> bool:
     return ROOT.as_uri() in origin and metadata is not None and metadata.stat().st_mtime > newest
 
 
-def main() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
-    missing = [requirement for requirement in wanted if not is_satisfied(requirement)]
-    for requirement in missing:
+def main(*extras: str) -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    needed = [r for r in project["dependencies"] if not is_satisfied(r)]
+    for requirement in needed:
         refuse_to_replace(requirement)
-    # On a machine without a network the linters may be missing; the tests do not need them.
-    if missing:
-        names = [
-            line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-        ]
-        kept = [line for line in names if not is_satisfied(line.split("==")[0])]
-        constraints = ROOT / ".constraints-missing.txt"
-        constraints.write_text("\n".join(kept) + "\n")
-        try:
-            pip("--constraint", str(constraints), *missing)
-        finally:
-            constraints.unlink()
-    if missing or not is_installed_from_here():
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(ROOT))
+    optional = [
+        requirement
+        for group in (
+            pyproject["build-system"]["requires"],
+            *(project["optional-dependencies"][extra] for extra in extras),
+        )
+        for requirement in group
+        if not is_satisfied(requirement)
+    ]
+    if needed and not install(needed):
+        sys.exit(f"can't be installed: {', '.join(needed)}")
+    if optional and not install(optional):
+        print(f"not installed, so what needs it is left out: {', '.join(optional)}")
+    here = ("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(ROOT))
+    if (needed or not is_installed_from_here()) and not pip(*here):
+        sys.exit(f"{ROOT} can't be installed")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("build", reason="the package `build` is not installed")
+
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = (
     "__init__.py",
