@@ -38,7 +38,7 @@ HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
 MAX_PAGES = (1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 9, 16, 17, 31, 32, 33, 64, 65, 0, 128, 129, 257, 1025)
 
 # So large a batch or table takes its share of the run's time, and no more.
-MAX_TOKENS = 1100
+MAX_TOKENS = 800
 MAX_CELLS = 6000
 
 

@@ -46,10 +46,10 @@ MOST_SIGNATURES_PER_FAMILY = 6
 MOST_DEATHS_PER_FAMILY = 3
 
 # A round is short enough for families to take turns, and to stop.
-CASES_PER_ROUND = {"cpu": 64, "cuda": 256}
+CASES_PER_ROUND = {"cpu": 64, "cuda": 1024}
 
 # How long a worker on a GPU stays with the same page sizes and pairings of dtypes.
-ROUNDS_PER_EPOCH = 150
+ROUNDS_PER_EPOCH = 40
 RARE_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES} - {16})
 
 # Time that workers get to stop.

@@ -154,35 +154,38 @@ class PageTable:
 
 
 class Rows(Sequence[Sequence[int]]):
-    """The rows of a `PageTable`, made one at a time."""
+    """The rows of a `PageTable`: a range where no cell is edited, else a list."""
 
     def __init__(self, table: PageTable) -> None:
         self._table = table
-        self._made: dict[int, list[int]] = {}
+        self._edited: dict[int, Sequence[int]] = {}
+        self._with_edits = {row for row, _, _ in table.edits}
 
     def __len__(self) -> int:
         return self._table.num_rows
 
     @typing.overload
-    def __getitem__(self, row: int) -> list[int]: ...
+    def __getitem__(self, row: int) -> Sequence[int]: ...
     @typing.overload
-    def __getitem__(self, row: slice) -> list[list[int]]: ...
-    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
+    def __getitem__(self, row: slice) -> list[Sequence[int]]: ...
+    def __getitem__(self, row: int | slice) -> Sequence[int] | list[Sequence[int]]:
         if isinstance(row, slice):
             return [self[r] for r in range(*row.indices(len(self)))]
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a table with {len(self)} rows")
-        row %= len(self)
-        made = self._made.get(row)
-        if made is None:
-            table = self._table
-            start = table.rule(row, 0)
-            made = list(range(start, start + table.step * table.max_pages, table.step))
+        table = self._table
+        if not -table.num_rows <= row < table.num_rows:
+            raise IndexError(f"row {row} of a table with {table.num_rows} rows")
+        row %= table.num_rows
+        start = table.rule(row, 0)
+        by_rule = range(start, start + table.step * table.max_pages, table.step)
+        if row not in self._with_edits:
+            return by_rule
+        if row not in self._edited:
+            made = list(by_rule)
             for edited_row, column, page_id in table.edits:
                 if edited_row == row:
                     made[column] = page_id
-            self._made[row] = made
-        return made
+            self._edited[row] = made
+        return self._edited[row]
 
 
 # Fields that have one entry per request of the batch.

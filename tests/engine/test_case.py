@@ -115,7 +115,7 @@ def test_a_layout_that_says_what_production_does_is_no_layout():
 
 def test_the_later_of_two_edits_of_a_cell_counts():
     table = PageTable(1, 2, ((0, 1, 8), (0, 1, 10)))
-    assert table.rows[0] == [3, 10]
+    assert list(table.rows[0]) == [3, 10]
     assert table == PageTable(1, 2)
 
 
