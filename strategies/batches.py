@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pagefault.case import DTYPE_RANGES, CaseError, PageTable, Placement
+from pagefault.case import DTYPE_RANGES, Case, CaseError, PageTable, Placement
 from pagefault.family import Domain
 
 from .edges import AROUND, INT32_MAX, MAX_TOKENS, NUM_REQUESTS, TILE_SIZES, Choices, page_size
@@ -194,6 +194,13 @@ def check_not_negative(name: str, values: Sequence[int]) -> None:
     """Raise CaseError where a value is negative."""
     if values and min(values) < 0:
         raise CaseError(f"{name}: {min(values)}, but should not be negative")
+
+
+def check_page_ids(case: Case, *names: str) -> None:
+    """Raise CaseError where a tensor of page ids has another dtype than the contract's."""
+    for name in names:
+        if case.placement(name).dtype != "int32":
+            raise CaseError(f"layout.{name}: page ids are int32")
 
 
 def check_rows(rows: Sequence[int], num_rows: int) -> None:

@@ -6,10 +6,18 @@ from typing import ClassVar, TypeVar
 
 from hypothesis import strategies as st
 
-from pagefault.case import Case, CaseError, PageTable, PerRequest, Placement
+from pagefault.case import Case, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
-from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
+from .batches import (
+    Roles,
+    check_fits,
+    check_not_negative,
+    check_page_ids,
+    check_rows,
+    check_slots,
+    make_batch,
+)
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, Choices, made_from_choices, page_size
 from .layouts import dtypes, layout
 from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
@@ -89,6 +97,7 @@ class ChunkSlotsCase(Case):
 
     def check(self) -> None:
         check_rows(self.req_pool_indices, self.req_to_page.num_rows)
+        check_page_ids(self, "req_to_page")
         for name in ("req_pool_indices", "chunk_starts", "chunk_seq_lens"):
             check_not_negative(name, getattr(self, name))
             check_fits(name, self.placement(name).dtype, getattr(self, name))
@@ -96,8 +105,6 @@ class ChunkSlotsCase(Case):
         check_fits("chunk_cum_seq_lens", self.placement("chunk_cum_seq_lens").dtype, self.offsets)
         dtype = self.placement("chunk_kv_indices").dtype
         check_slots("chunk_kv_indices", dtype, self.req_to_page, self.page_size)
-        if self.placement("req_to_page").dtype != "int32":
-            raise CaseError("layout.req_to_page: page ids are int32")
 
     @property
     def offsets(self) -> list[int]:
@@ -121,13 +128,12 @@ class PrefixCase(Case):
 
     def check(self) -> None:
         check_rows(self.req_pool_indices, self.req_to_page.num_rows)
+        check_page_ids(self, "req_to_page")
         dtype = self.placement("req_pool_indices").dtype
         check_fits("req_pool_indices", dtype, self.req_pool_indices)
         for name in self.PLAIN:
             if name.endswith(("prefix_lens", "prefix_lens_cpu")):
                 check_fits(name, self.placement(name).dtype, self.prefix_lens)
-        if self.placement("req_to_page").dtype != "int32":
-            raise CaseError("layout.req_to_page: page ids are int32")
         check_slots("kv_indices_list", "int32", self.req_to_page, self.page_size)
 
     @property

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from pagefault.case import Case, CaseError, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
-from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
+from .batches import (
+    Roles,
+    check_fits,
+    check_not_negative,
+    check_page_ids,
+    check_rows,
+    check_slots,
+    make_batch,
+)
 from .edges import Choices, made_from_choices
 
 
@@ -37,6 +45,7 @@ class FusedDecodeCase(Case):
 
     def check(self) -> None:
         check_rows(self.req_pool_indices, self.req_to_pages.num_rows)
+        check_page_ids(self, "req_to_pages")
         if len(self.valid_cache_lengths) != self.req_to_pages.num_rows:
             raise CaseError(
                 f"valid_cache_lengths has {len(self.valid_cache_lengths)} entries, but should "

@@ -16,7 +16,6 @@ T = TypeVar("T")
 NUM_BYTES = 48
 
 INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 # Kernels handle this many tokens or pages at a time, ours and other people's; a large one takes
 # its share of a run's time and comes seldom.

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from pagefault.case import Case, PageTable, PerRequest, Placement
 from pagefault.family import Domain
 
-from .batches import Roles, check_fits, check_not_negative, check_rows, check_slots, make_batch
+from .batches import (
+    Roles,
+    check_fits,
+    check_not_negative,
+    check_page_ids,
+    check_rows,
+    check_slots,
+    make_batch,
+)
 from .edges import Choices, made_from_choices
 
 
@@ -32,6 +40,7 @@ class OutCacheLocCase(Case):
 
     def check(self) -> None:
         check_rows(self.req_pool_indices, self.req_to_pages.num_rows)
+        check_page_ids(self, "req_to_pages")
         for name in ("req_pool_indices", "input_lengths", "cache_start"):
             check_not_negative(name, getattr(self, name))
             check_fits(name, self.placement(name).dtype, getattr(self, name))
@@ -57,6 +66,7 @@ class UniformOutCacheLocCase(Case):
 
     def check(self) -> None:
         check_rows(self.req_pool_indices, self.req_to_pages.num_rows)
+        check_page_ids(self, "req_to_pages")
         check_not_negative("uniform_input_length", [self.uniform_input_length])
         for name in ("req_pool_indices", "cache_start"):
             check_not_negative(name, getattr(self, name))

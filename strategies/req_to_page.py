@@ -19,7 +19,7 @@ from pagefault.case import (
 )
 from pagefault.family import Domain
 
-from .batches import check_fits, check_not_negative, check_rows
+from .batches import check_fits, check_not_negative, check_page_ids, check_rows
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, TILE_SIZES, Choices, made_from_choices
 from .layouts import dtypes, layout
 from .pools import INT32_MIN, holes_of, pool_indices, table_width
@@ -78,9 +78,7 @@ class UpdateReqToPageCase(PagesCase):
         check_fits("req_pool_indices", dtype, self.req_pool_indices)
         check_not_negative("begins", self.begins)
         check_fits("begins", self.placement("pages_copy_starts").dtype, self.begins)
-        for name in ("req_to_page", "new_occupied_pages"):
-            if self.placement(name).dtype != "int32":
-                raise CaseError(f"layout.{name}: page ids are int32")
+        check_page_ids(self, "req_to_page", "new_occupied_pages")
         for page_ids in self.new_occupied_pages:
             check_fits("new_occupied_pages", "int32", page_ids)
         self.check_ranges()
@@ -99,8 +97,7 @@ class UpdateBlockTableCase(PagesCase):
     sizes: PerRequest
 
     def check(self) -> None:
-        if self.placement("req_to_page").dtype != "int32":
-            raise CaseError("layout.req_to_page: page ids are int32")
+        check_page_ids(self, "req_to_page")
         if not self.refusal:
             self.check_ranges()
 

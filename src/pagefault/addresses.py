@@ -78,7 +78,6 @@ class Call:
             that has a name and is not there.
         order: FORWARDS or BACKWARDS.
         missteps: The first of each kind, access, tensor and line.
-        num_launches: Launches of the interpreter in this call.
     """
 
     names: Mapping[tuple[int, tuple[int, ...]], str]
@@ -86,7 +85,6 @@ class Call:
     writes: Mapping[str, Writes]
     order: str = FORWARDS
     missteps: dict[tuple[str, str, str, str], Misstep] = field(default_factory=dict)
-    num_launches: int = 0
 
 
 class Extent:
@@ -203,7 +201,6 @@ class _Launch:
         self.kernel = kernel
         self.extents: list[Extent] = []
         self.program = (0, 0, 0)
-        self.num_programs = 0
         self._parameters = parameters
         self._reads: list[_Touched] = []
         self._writes: list[_Touched] = []
@@ -473,7 +470,6 @@ class Watch:
             call = self._call
             if call is None:
                 return execute(executor, *arguments, **named)
-            call.num_launches += 1
             parameters = {
                 argument.data_ptr(): name
                 for name, argument in [*zip(executor.arg_names, arguments), *named.items()]

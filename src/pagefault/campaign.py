@@ -507,9 +507,9 @@ class _Worker:
         seed = derived_seed(self._plan.seed, self._number, family.name, round_number)
         domain = self._domain(family, round_number)
 
-        def use(case: Case) -> None:
+        def use(case: Case) -> bool:
             if not self._goes_on():
-                return
+                return True
             tally.cases += 1
             self._cases_left -= 1
             tally.edges.update(family.edges(case))
@@ -517,6 +517,7 @@ class _Worker:
             verdict = self._check(self._checker.check, family, case)
             if not verdict.passed:
                 self._note(family, case, verdict)
+            return False
 
         started = time.monotonic()
         num_cases = CASES_PER_ROUND[self._plan.device]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .case import Case
 from .device import prepare, resolve_device
@@ -18,6 +18,9 @@ from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
 from .stream import derived_seed, draw_cases
 from .verdict import Signature, Verdict
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
 
 SHRINK_BUDGET = Budget(seconds=30.0)
 
@@ -71,6 +74,39 @@ def write_case(folder: Path, family: Family, signature: Signature, text: str) ->
     path = path.with_suffix(".json")
     path.write_text(text)
     return path
+
+
+def first_failure(
+    strategy: SearchStrategy[Any],
+    check: Callable[[Any], Verdict],
+    num_cases: int | None,
+    seed: int | None,
+    *stream: object,
+) -> tuple[Any, Verdict] | None:
+    """Return the first case drawn that fails, and what is wrong with it.
+
+    Args:
+        strategy: What to draw.
+        check: Returns what is wrong with a case.
+        num_cases: How many, or None for `max_examples` of Hypothesis's current profile.
+        seed: Of the property, or None for the session's.
+        stream: What tells this stream of cases from others of the same seed.
+    """
+    import hypothesis
+
+    base = session.seed if seed is None else seed
+    base = random.getrandbits(32) if base is None else base
+    failures: list[tuple[Any, Verdict]] = []
+
+    def use(case: Any) -> bool:
+        verdict = check(case)
+        if not verdict.passed:
+            failures.append((case, verdict))
+        return bool(failures)
+
+    most = hypothesis.settings().max_examples if num_cases is None else num_cases
+    draw_cases(strategy, most, derived_seed(base, *stream), use)
+    return failures[0] if failures else None
 
 
 def replay_line(path: Path, target: str, device: str) -> str:
@@ -163,8 +199,6 @@ def check_family(
         NonConformance: The target does not conform.
     """
     __tracebackhide__ = True
-    import hypothesis
-
     from .checker import Checker
 
     resolved = resolve_device(session.device if device is None else device)
@@ -172,9 +206,6 @@ def check_family(
     checker = Checker(target, resolved)
     if checker.unchecked:
         warnings.warn(f"pagefault: {checker.unchecked}", stacklevel=2)
-    base = session.seed if seed is None else seed
-    base = random.getrandbits(32) if base is None else base
-    failures: list[Minimal] = []
 
     def check(case: Case, check: Callable[[Family, Case], Verdict] = checker.check) -> Verdict:
         if not target.allows(family, case):
@@ -183,22 +214,11 @@ def check_family(
         verdict, _ = target.without_known(family, case, check(family, case))
         return verdict
 
-    def use(case: Case) -> None:
-        if failures:
-            return
-        verdict = check(case)
-        if not verdict.passed:
-            failures.append(Minimal(case, verdict, 0))
-
-    draw_cases(
-        family.strategy(target.terms_of(family.name).domain),
-        hypothesis.settings().max_examples if num_cases is None else num_cases,
-        derived_seed(base, family.name, shard),
-        use,
-    )
-    if not failures:
+    strategy = family.strategy(target.terms_of(family.name).domain)
+    failure = first_failure(strategy, check, num_cases, seed, family.name, shard)
+    if failure is None:
         return
-    smallest = failures[0]
+    smallest = Minimal(*failure, 0)
     how_small = "not shrunk: the device was lost"
     if not smallest.verdict.fatal:
         smallest = minimise(

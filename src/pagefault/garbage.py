@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .case import DTYPE_RANGES, Case, CaseError, PageTable
-from .conformance import SHRINK_BUDGET, NonConformance, session, write_case
+from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
 from .family import (
     Argument,
@@ -35,7 +34,6 @@ from .family import (
 )
 from .isolation import hang_verdict
 from .minimal import minimise
-from .stream import derived_seed, draw_cases
 from .verdict import Verdict
 
 if TYPE_CHECKING:
@@ -197,37 +195,21 @@ def check_any_bytes(
             the contract fixes; with the smallest such call found.
     """
     __tracebackhide__ = True
-    import hypothesis
-
     from .checker import Checker
     from .strategies.any_bytes import garbage_of
 
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
     checker = Checker(target, resolved)
-    base = session.seed if seed is None else seed
-    base = random.getrandbits(32) if base is None else base
-    failures: list[tuple[Garbage, Verdict]] = []
 
     def check(garbage: Garbage) -> Verdict:
         return check_garbage(checker, family, garbage, seconds)
 
-    def use(garbage: Garbage) -> None:
-        if failures:
-            return
-        verdict = check(garbage)
-        if not verdict.passed:
-            failures.append((garbage, verdict))
-
-    draw_cases(
-        garbage_of(family, target.terms_of(family.name).domain),
-        hypothesis.settings().max_examples if num_cases is None else num_cases,
-        derived_seed(base, family.name, EDGE, shard),
-        use,
-    )
-    if not failures:
+    strategy = garbage_of(family, target.terms_of(family.name).domain)
+    failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
+    if failure is None:
         return
-    garbage, verdict = failures[0]
+    garbage, verdict = failure
     if not verdict.fatal and verdict.signature.kind != "hang":
         garbage, verdict = _smallest(family, garbage, verdict, check)
     path = write_case(session.out, family, verdict.signature, garbage.to_json(family))

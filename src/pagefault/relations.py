@@ -7,18 +7,16 @@ it stays true where the oracle and the target share a misunderstanding.
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from .case import Case, CaseError, PageTable
-from .conformance import SHRINK_BUDGET, NonConformance, session, write_case
+from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
 from .family import Domain, Family, families, family_named
 from .minimal import Minimal, minimise
-from .stream import derived_seed, draw_cases
 from .verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -448,17 +446,12 @@ def check_relation(
         NonConformance: The relation does not hold; with the smallest case found.
     """
     __tracebackhide__ = True
-    import hypothesis
-
     from .calls import Calls, Excluded
 
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
     calls = Calls(target, resolved)
     family = family_named(relation.functions[0])
-    base = session.seed if seed is None else seed
-    base = random.getrandbits(32) if base is None else base
-    failures: list[tuple[Case, Verdict]] = []
     num_held = 0
 
     def check(case: Case) -> Verdict:
@@ -472,29 +465,22 @@ def check_relation(
             return Verdict(family.name, (Finding("raised", relation.name, headline),))
         return _verdict(family, relation, difference)
 
-    def use(case: Case) -> None:
+    def check_and_count(case: Case) -> Verdict:
         nonlocal num_held
-        if failures:
-            return
         if getattr(case, "refusal", ""):
-            return
+            return _verdict(family, relation, None)
         verdict = check(case)
         num_held += verdict.passed and not verdict.summary
-        if not verdict.passed:
-            failures.append((case, verdict))
+        return verdict
 
-    draw_cases(
-        family.strategy(_domain(target, relation)),
-        hypothesis.settings().max_examples if num_cases is None else num_cases,
-        derived_seed(base, relation.name, shard),
-        use,
-    )
-    if not failures:
+    strategy = family.strategy(_domain(target, relation))
+    failure = first_failure(strategy, check_and_count, num_cases, seed, relation.name, shard)
+    if failure is None:
         return num_held
-    minimal = Minimal(*failures[0], 0, "a device that may be lost")
+    minimal = Minimal(*failure, 0, "a device that may be lost")
     # A kernel that faulted on a GPU has taken the process along, and every call fails from now on.
     if resolved == "cpu" or minimal.verdict.signature.kind != "raised":
-        minimal = minimise(family, *failures[0], check, SHRINK_BUDGET)
+        minimal = minimise(family, *failure, check, SHRINK_BUDGET)
     text = family.to_json(minimal.case)
     path = write_case(session.out, family, minimal.verdict.signature, text)
     raise NonConformance(

@@ -26,7 +26,7 @@ CASES_PER_EXAMPLE = 8
 
 
 def draw_cases(
-    strategy: SearchStrategy[Any], num_cases: int, seed: int, use: Callable[[Any], None]
+    strategy: SearchStrategy[Any], num_cases: int, seed: int, use: Callable[[Any], object]
 ) -> None:
     """Call `use` with different cases that Hypothesis generates, the same ones for the same seed.
 
@@ -34,7 +34,8 @@ def draw_cases(
         strategy: What to draw.
         num_cases: How many; fewer where the strategy has no more.
         seed: Of the whole stream.
-        use: Takes one case; it keeps failures to itself, so that nothing is shrunk here.
+        use: Takes one case, and returns True to end the stream; it keeps failures to itself, so
+            that nothing is shrunk here.
     """
     seen: set[Any] = set()
 
@@ -57,7 +58,8 @@ def draw_cases(
                 raise _Enough
             if case not in seen:
                 seen.add(case)
-                use(case)
+                if use(case) is True:
+                    raise _Enough
 
     # A domain that excludes everything has no cases; who counts them says so.
     with contextlib.suppress(hypothesis.errors.Unsatisfiable, _Enough):

@@ -169,12 +169,6 @@ def load_target(name: str) -> Target:
     return _target_of(name, modules)
 
 
-def target_of_function(function: Callable[..., Any], family: Family, dialect: Dialect) -> Target:
-    """Return the target that consists of one function."""
-    name = getattr(function, "__name__", repr(function))
-    return Target(name, {family.name: function}, dialect=dialect)
-
-
 def _import(name: str, module: str) -> ModuleType:
     # As with `python -m`: what lies in the current folder can be imported.
     if not {"", os.getcwd()} & set(sys.path):

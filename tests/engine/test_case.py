@@ -300,3 +300,18 @@ def test_every_cell_of_a_rule_says_which_cell_it_is():
     assert list(table.cells_holding(-1)) == [(1, 2)]
     assert list(table.cells_holding(table.rule(1, 2))) == []
     assert table.largest_page_id == table.page_id(2, 3)
+
+
+@pytest.mark.parametrize("table", ["req_to_pages", "req_to_page"])
+def test_page_ids_of_no_table_are_int64(table):
+    name = "compute_out_cache_loc" if table == "req_to_pages" else "update_req_to_page"
+    plain = family_named(name).case_type.PLAIN
+    rest = (
+        {"input_lengths": [1], "cache_start": [0], "page_size": 1}
+        if table == "req_to_pages"
+        else {"begins": [0], "new_occupied_pages": [[8]]}
+    )
+    fields = {"req_pool_indices": [0], table: [[3]], "layout": {table: {"dtype": "int64"}}, **rest}
+    assert plain[table].dtype == "int32"
+    with pytest.raises(CaseError, match=f"layout.{table}: page ids are int32"):
+        family_named(name).case_type.from_fields(fields)

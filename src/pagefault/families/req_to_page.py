@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ..family import Argument, Changes, Dialect, Expected, Explanation, Family, Plain, Tensor
 from ..oracle import req_to_page as oracle
+from ..strategies.edges import INT32_MAX
 from ..strategies.req_to_page import (
     REFUSALS,
     PagesCase,
@@ -18,7 +19,6 @@ from ..strategies.req_to_page import (
 )
 from .any_bytes import expect_update
 from .slots import (
-    INT32_MAX,
     TILE_TOKENS,
     all_layout_edges,
     joined_requests,

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from ..case import Case, PageTable, Placement
 from ..family import Changes, Explanation
 from ..memory import POISONS
-
-INT32_MAX = 2**31 - 1
+from ..strategies.edges import INT32_MAX
+from ..strategies.edges import TILE_SIZES as DRAWN_TILE_SIZES
 
 # Tokens that one program of our kernels handles; other kernels' tiles are powers of two as well.
 TILE_TOKENS = 256
-TILE_SIZES = frozenset((16, 32, 64, 128, 256, 512, 1024, 2048))
+TILE_SIZES = frozenset(DRAWN_TILE_SIZES)
 
 
 class Range(NamedTuple):
