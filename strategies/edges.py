@@ -6,6 +6,7 @@ starts with its plainest entry: bytes that shrink to 0 make the plain case.
 """
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -67,7 +68,7 @@ class Choices:
         return self.below(number) == number - 1
 
 
-_makers: WeakKeyDictionary[st.SearchStrategy[Any], Callable[[bytes], Any]] = WeakKeyDictionary()
+_samplers: WeakKeyDictionary[st.SearchStrategy[Any], Callable[[Random], Any]] = WeakKeyDictionary()
 
 
 def made_from_choices(make: Callable[[Choices], T]) -> st.SearchStrategy[T]:
@@ -77,27 +78,35 @@ def made_from_choices(make: Callable[[Choices], T]) -> st.SearchStrategy[T]:
         return make(Choices(drawn))
 
     strategy = st.binary(min_size=NUM_BYTES, max_size=NUM_BYTES).map(make_from_bytes)
-    _makers[strategy] = make_from_bytes
+    _samplers[strategy] = lambda random: make_from_bytes(random.randbytes(NUM_BYTES))
     return strategy
 
 
-def several_at_once(strategy: st.SearchStrategy[T], number: int) -> st.SearchStrategy[list[T]]:
-    """Strategy of so many cases, or of lists of one where a strategy is not made from choices.
+def only_where(
+    strategy: st.SearchStrategy[T], accepts: Callable[[T], bool]
+) -> st.SearchStrategy[T]:
+    """Strategy of the cases of a strategy that a function accepts."""
+    filtered = strategy.filter(accepts)
+    sample = sampler_of(strategy)
+    if sample is not None:
+        some_sample = sample
 
-    The bytes of all cases are one draw: of several draws Hypothesis copies one to another's place,
-    and six of seven cases would be repetitions.
+        def sample_accepted(random: Random) -> T | None:
+            case = some_sample(random)
+            return case if case is not None and accepts(case) else None
+
+        _samplers[filtered] = sample_accepted
+    return filtered
+
+
+def sampler_of(strategy: st.SearchStrategy[T]) -> Callable[[Random], T | None] | None:
+    """Return a function that draws one case from a source of random numbers, or None for neither.
+
+    Where nothing is to be shrunk, this takes half the time that Hypothesis takes, and each choice
+    is even. None for a strategy that is not made from choices; the function returns None for a
+    case that is not accepted.
     """
-    make = _makers.get(strategy)
-    if make is None:
-        return strategy.map(lambda case: [case])
-    maker = make
-
-    def split(drawn: bytes) -> list[T]:
-        starts = range(0, len(drawn), NUM_BYTES)
-        return [maker(drawn[start : start + NUM_BYTES]) for start in starts]
-
-    num_bytes = number * NUM_BYTES
-    return st.binary(min_size=num_bytes, max_size=num_bytes).map(split)
+    return _samplers.get(strategy)
 
 
 def page_size(choices: Choices, page_sizes: Sequence[int] | None, huge: bool = True) -> int:

@@ -74,8 +74,8 @@ class Checker:
                 self._watched_call(family, arguments, placed, case, expected, order)
                 for placed, order in zip(replicas.tensors, addresses.ORDERS)
             ]
-            after = memory.read_back(plan)
             fetched = [outcome.fetched() for outcome in outcomes]
+            after = memory.read_back(plan)  # Waits for all that was queued.
         except DeviceFault as fault:
             _lost.append((self, replicas))
             return _device_error(family, fault, memory)

@@ -37,9 +37,9 @@ class Outcome:
     missteps: tuple[Misstep, ...] = ()
 
     def fetched(self) -> dict[str, Any]:
-        """Return what was returned with every tensor's elements on the host."""
+        """Return what was returned with every tensor on the host, once the device is done."""
         return {
-            path: value.tolist() if _has_elements(value) else value
+            path: _on_host(value) if _has_elements(value) else value
             for path, value in self.returned.items()
         }
 
@@ -50,6 +50,14 @@ def _has_elements(value: Any) -> bool:
         and value.layout is torch.strided
         and value.device.type in ("cpu", "cuda")
     )
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements on the host; from a device they are queued, and not waited for."""
+    if tensor.device.type == "cpu":
+        return tensor.detach()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor.detach(), non_blocking=True)
 
 
 class Comparison:
@@ -88,7 +96,7 @@ class Comparison:
             before: Both replicas before the call.
             after: Both replicas after it.
             outcomes: What the calls on them came back with.
-            fetched: The same, with the elements of returned tensors.
+            fetched: What was returned, with every tensor on the host.
         """
         self._report_missteps(outcomes)
         raised = self._compare_exceptions(outcomes)
@@ -286,7 +294,7 @@ class Comparison:
             text = "{} is {} {} on {}, but should be {} {} on {}"
             self._wrong_return(path, text.format(path, *found, *should))
             return
-        values = [np.array(e, dtype=NUMPY_DTYPES[wanted.dtype]).ravel() for e in elements]
+        values = [e.numpy().ravel() for e in elements]
         correct, is_open = _settled(path, wanted.values, wanted.dtype)
         is_wrong = (values[0] != correct) | (values[1] != correct)
         if is_open is not None:

@@ -58,7 +58,7 @@ session = Session()
 
 
 def write_case(folder: Path, family: Family, signature: Signature, text: str) -> Path:
-    """Write a case's JSON under a name that its signature gives, and return the path.
+    """Write a case's JSON under a name that it and its signature give, and return the path.
 
     Args:
         folder: Made if it is missing.
@@ -70,7 +70,7 @@ def write_case(folder: Path, family: Family, signature: Signature, text: str) ->
         OSError: The folder or the file can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{family.name}-{derived_seed(signature):016x}"[: len(family.name) + 5]
+    path = folder / f"{family.name}-{derived_seed(signature, text):016x}"[: len(family.name) + 9]
     path = path.with_suffix(".json")
     path.write_text(text)
     return path

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 
 from . import __version__
 
 DEVICES = ("auto", "cpu", "cuda")
 
-WORKERS_PER_GPU = 6
+WORKERS_PER_GPU = 12
 
 
 class DeviceError(ValueError):
@@ -104,3 +105,13 @@ def device_name(device: str) -> str:
     import torch
 
     return f"cuda, {torch.cuda.get_device_name()}"
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, or "" where it does not say."""
+    try:
+        said = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", said)
+    return found[0] if found else ""

@@ -180,6 +180,7 @@ class Family:
         arguments: The call's arguments in order.
         expect: What the oracle says of a case, in a dialect.
         returned: Takes what the function returned apart, into the paths of `Expected.returns`.
+        results: What those paths call it: one name for the whole, or one for each item of a tuple.
         edges: The edges that a case touches, by name.
         all_edges: Every edge that the strategy can reach.
         must_reach: Edges without which a run of `RUN_THAT_MUST_REACH` cases is void.
@@ -203,15 +204,18 @@ class Family:
     all_edges: frozenset[str] = frozenset()
     must_reach: frozenset[str] = frozenset()
     returned: Callable[[Any], Mapping[str, Any]] = lambda result: {"result": result}
+    results: tuple[str, ...] = ("result",)
     explain: Callable[[Any, str, int, int], Explanation] = no_explanation
     expect_any_bytes: Callable[[Any, Inputs, Dialect], Expected] | None = None
     simpler: Callable[[Any], Iterator[Changes]] = lambda case: iter(())
 
     def strategy(self, domain: Domain) -> SearchStrategy[Any]:
         """Return the strategy of the cases of a domain."""
+        from .strategies.edges import only_where
+
         cases = self.cases(domain)
         if domain.without:
-            return cases.filter(lambda case: not domain.without & self.edges(case))
+            return only_where(cases, lambda case: not domain.without & self.edges(case))
         return cases
 
     def from_json(self, text: str) -> Case:

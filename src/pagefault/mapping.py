@@ -5,6 +5,7 @@ Uses the driver through `cuda.bindings`, which torch's CUDA builds bring along.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,7 @@ class Blocks:
     Attributes:
         block_bytes: Size of a block, the driver's granularity.
         blocks: [block_bytes / 4] int32, one tensor for each block.
-        window: [num_blocks, block_bytes / 4] int32, the same memory.
+        window_address: Where the same memory lies in a row.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -61,8 +62,35 @@ class Blocks:
                 self._call("cuMemSetAccess", address, self.block_bytes, [access], 1)
             addresses.append(alone)
         self.blocks = [_tensor_at(address, self.block_bytes) for address in addresses]
-        flat = _tensor_at(window, num_blocks * self.block_bytes)
-        self.window = flat.view(num_blocks, self.block_bytes // 4)
+        self.window_address = window
+
+    def copier(self, host: torch.Tensor, to_host: bool) -> Callable[[int, int, int], None]:
+        """Return a function that copies between pinned host memory and a part of each block.
+
+        It takes how many blocks, how many bytes of each, and where in the block these begin; on
+        the host they lie one behind the other. It queues the copy on the current stream.
+
+        Args:
+            host: Contiguous pinned memory.
+            to_host: Whether to copy from the device to the host, or the other way round.
+        """
+        types = self._driver.CUmemorytype
+        copy = self._driver.CUDA_MEMCPY2D()
+        source, destination = ("src", "dst") if not to_host else ("dst", "src")
+        setattr(copy, f"{source}MemoryType", types.CU_MEMORYTYPE_HOST)
+        setattr(copy, f"{source}Host", host.data_ptr())
+        setattr(copy, f"{destination}MemoryType", types.CU_MEMORYTYPE_DEVICE)
+        setattr(copy, f"{destination}Device", self.window_address)
+        setattr(copy, f"{destination}Pitch", self.block_bytes)
+
+        def run(num_blocks: int, num_bytes: int, first_byte: int) -> None:
+            copy.WidthInBytes = num_bytes
+            copy.Height = num_blocks
+            setattr(copy, f"{source}Pitch", num_bytes)
+            setattr(copy, f"{destination}XInBytes", first_byte)
+            self._call("cuMemcpy2DAsync", copy, torch.cuda.current_stream().cuda_stream)
+
+        return run
 
     def _reserve(self, num_bytes: int) -> int:
         return int(self._call("cuMemAddressReserve", num_bytes, 0, 0, 0))

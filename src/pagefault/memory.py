@@ -395,6 +395,10 @@ class GuardMemory:
         num_words = 1 << 18
         self._upload = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
         self._download = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+        self._upload_words: Words = self._upload.numpy()
+        self._download_words: Words = self._download.numpy()
+        self._copy_to_device = blocks.copier(self._upload, to_host=False)
+        self._copy_to_host = blocks.copier(self._download, to_host=True)
 
     def plan(self, case: Case, tensors: Sequence[Tensor]) -> BlockPlan | None:
         """Return where the tensors of a case are to lie, or None if they do not fit."""
@@ -406,9 +410,9 @@ class GuardMemory:
     def place(self, plan: BlockPlan, tensors: Sequence[Tensor]) -> Replicas:
         """Return both replicas of the tensors of a case."""
         num_words = 2 * plan.num_bytes // 4
-        words: Words = self._upload[:num_words].numpy()
+        words = self._upload_words[:num_words]
         plan.fill(words, tensors)
-        self._rows(plan).copy_(self._upload[:num_words].view(-1, plan.row_bytes // 4))
+        self._copy_to_device(*self._used(plan))
         num_tensors = len(plan.regions)
         replicas = [
             [self._tensor(plan, number, replica * num_tensors) for number in range(num_tensors)]
@@ -419,21 +423,18 @@ class GuardMemory:
     def read_back(self, plan: BlockPlan) -> Words:
         """Return what both replicas hold now, after everything launched has ended."""
         num_words = 2 * plan.num_bytes // 4
-        rows = self._download[:num_words].view(-1, plan.row_bytes // 4)
-        rows.copy_(self._rows(plan), non_blocking=True)
+        self._copy_to_host(*self._used(plan))
         self.synchronise()
-        words: Words = self._download[:num_words].numpy()
-        return words
+        return self._download_words[:num_words]
 
     def synchronise(self) -> None:
         """Wait for the current stream; a fault of the device raises here."""
         torch.cuda.current_stream().synchronize()
 
-    def _rows(self, plan: BlockPlan) -> torch.Tensor:
-        """Return the used part of each block of both replicas: [2 * tensors, row words]."""
-        row_words = plan.row_bytes // 4
-        used = self._blocks.window[: 2 * len(plan.regions)]
-        return used[:, -row_words:] if plan.at_end else used[:, :row_words]
+    def _used(self, plan: BlockPlan) -> tuple[int, int, int]:
+        """Return how many blocks both replicas use, how many bytes of each, and from which on."""
+        first_byte = self._blocks.block_bytes - plan.row_bytes if plan.at_end else 0
+        return 2 * len(plan.regions), plan.row_bytes, first_byte
 
     def _tensor(self, plan: BlockPlan, number: int, first_block: int) -> torch.Tensor:
         region = plan.regions[number]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
-from .strategies.edges import several_at_once
+from .strategies.edges import sampler_of
 
 
 def derived_seed(*parts: object) -> int:
@@ -20,18 +21,14 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-# Most of what Hypothesis charges for an example does not depend on its size, so an example is
-# several cases at once; nothing is shrunk here, so that they need not be told apart later.
-CASES_PER_EXAMPLE = 8
-
-
 def draw_cases(
     strategy: SearchStrategy[Any], num_cases: int, seed: int, use: Callable[[Any], object]
 ) -> None:
-    """Call `use` with different cases that Hypothesis generates, the same ones for the same seed.
+    """Call `use` with different cases of a strategy, the same ones for the same seed.
 
     Args:
-        strategy: What to draw.
+        strategy: What to draw; one that is made from choices is sampled, others are left to
+            Hypothesis.
         num_cases: How many; fewer where the strategy has no more.
         seed: Of the whole stream.
         use: Takes one case, and returns True to end the stream; it keeps failures to itself, so
@@ -39,6 +36,35 @@ def draw_cases(
     """
     seen: set[Any] = set()
 
+    def take(case: Any) -> None:
+        if case not in seen:
+            seen.add(case)
+            if use(case) is True or len(seen) == num_cases:
+                raise _Enough
+
+    with contextlib.suppress(_Enough):
+        if num_cases > 0:
+            _draw(strategy, num_cases, seed, take)
+
+
+def _draw(
+    strategy: SearchStrategy[Any], num_cases: int, seed: int, take: Callable[[Any], None]
+) -> None:
+    sample = sampler_of(strategy)
+    if sample is None:
+        _draw_by_hypothesis(strategy, num_cases, seed, take)
+        return
+    random = Random(seed)
+    # More than enough: some cases come several times over, and some are not accepted.
+    for _ in range(1000 + 10 * num_cases):
+        case = sample(random)
+        if case is not None:
+            take(case)
+
+
+def _draw_by_hypothesis(
+    strategy: SearchStrategy[Any], num_cases: int, seed: int, take: Callable[[Any], None]
+) -> None:
     @hypothesis.seed(seed)
     @hypothesis.settings(
         # More than enough: the first examples are plain cases, and some come several times over.
@@ -51,19 +77,13 @@ def draw_cases(
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @hypothesis.given(several_at_once(strategy, min(num_cases, CASES_PER_EXAMPLE)))
-    def take(cases: list[Any]) -> None:
-        for case in cases:
-            if len(seen) == num_cases:
-                raise _Enough
-            if case not in seen:
-                seen.add(case)
-                if use(case) is True:
-                    raise _Enough
+    @hypothesis.given(strategy)
+    def draw(case: Any) -> None:
+        take(case)
 
     # A domain that excludes everything has no cases; who counts them says so.
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable, _Enough):
-        take()
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+        draw()
 
 
 class _Enough(BaseException):

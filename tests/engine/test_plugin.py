@@ -258,7 +258,7 @@ def test_auto_means_a_few_workers_for_each_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(64))
     with_gpus(monkeypatch, 2)
     assert auto_workers("auto") == 2 * devices.WORKERS_PER_GPU
-    assert 4 <= devices.WORKERS_PER_GPU <= 8
+    assert 4 <= devices.WORKERS_PER_GPU <= 16
     assert auto_workers("cpu") == 64
     with_gpus(monkeypatch, 1, visible="3")
     assert auto_workers("auto") == devices.WORKERS_PER_GPU

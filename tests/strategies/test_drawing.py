@@ -10,6 +10,7 @@ import pytest
 from pagefault.case import PageTable
 from pagefault.families import chunked_prefill, decode_input_prep, out_cache_loc, req_to_page
 from pagefault.family import Domain, family_named
+from pagefault.strategies.edges import made_from_choices, only_where, sampler_of
 from pagefault.stream import draw_cases
 
 SEEDS = (1, 2, 3)
@@ -195,3 +196,31 @@ def test_page_sizes_and_dtypes_can_be_kept_to_a_few(name):
     assert {case.page_size for case in cases if hasattr(case, "page_size")} <= {4, 6}
     for case in cases:
         assert [at.dtype for _, at in case.layout] == [case.PLAIN[n].dtype for n, _ in case.layout]
+
+
+@pytest.mark.parametrize("by_hypothesis", [False, True])
+def test_a_stream_has_different_cases_and_ends_where_there_are_no_more(by_hypothesis):
+    """Whether they are sampled, or drawn by Hypothesis because nothing else can."""
+    strategy = made_from_choices(lambda choices: choices.below(8))
+    if by_hypothesis:
+        strategy = strategy.map(lambda number: number)
+    assert (sampler_of(strategy) is None) == by_hypothesis
+    drawn = []
+    draw_cases(strategy, 100, 1, drawn.append)
+    assert sorted(drawn) == list(range(8))
+    for num_cases in (0, 3):
+        drawn = []
+        draw_cases(strategy, num_cases, 1, drawn.append)
+        assert len(drawn) == len(set(drawn)) == num_cases
+
+
+def test_a_stream_ends_when_its_taker_says_so():
+    drawn = []
+    strategy = made_from_choices(lambda choices: choices.below(8))
+    draw_cases(strategy, 100, 1, lambda number: drawn.append(number) or number == drawn[0])
+    assert len(drawn) == 1
+
+
+def test_nothing_is_drawn_of_a_strategy_that_accepts_nothing():
+    strategy = only_where(made_from_choices(lambda choices: choices.below(8)), lambda number: False)
+    draw_cases(strategy, 10, 1, lambda number: pytest.fail("drawn"))

@@ -238,10 +238,13 @@ def _simpler_chunk_slots(case: ChunkSlotsCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
     yield from simpler_pages(case, "chunk_starts", "req_to_page")
     yield from simpler_lengths(case, "chunk_starts", "chunk_seq_lens")
-    if case.tail:
-        at = case.placement("chunk_kv_indices")
-        spare = dataclasses.replace(at, spare=at.spare + case.tail)
-        yield {"tail": 0, "layout": (*case.layout, ("chunk_kv_indices", spare))}
+    # What no request owns may as well lie behind the output.
+    at = case.placement("chunk_kv_indices")
+    none = (0,) * len(case.gaps)
+    for unowned, kept in ((sum(case.gaps) + case.tail, {"gaps": none}), (case.tail, {})):
+        if unowned:
+            spare = dataclasses.replace(at, spare=at.spare + unowned)
+            yield {**kept, "tail": 0, "layout": (*case.layout, ("chunk_kv_indices", spare))}
 
 
 # get_chunks_paged and build_chunked_prefill_metadata_arrays
@@ -429,6 +432,7 @@ FAMILIES = [
         | {"chunks do not cover", "chunks past the longest prefix", "offset"}
         | {"int64 prefix_lens", "refused: chunk_len", "refused: batch_size"},
         returned=lambda chunks: _take_chunks_apart("chunks.", chunks),
+        results=("chunks",),
         explain=_explain_chunk,
         simpler=_simpler_chunking,
         expect_any_bytes=expect_chunking,
@@ -470,6 +474,7 @@ FAMILIES = [
         all_edges=_PREFIX_ALL_EDGES | (all_layout_edges(GetChunksCase.PLAIN, "req_to_page", [])),
         must_reach=_PREFIX_MUST_REACH,
         returned=_take_get_chunks_apart,
+        results=("chunks", "kv_indices_list", "chunks_cpu"),
         explain=_explain_prefix,
         simpler=_simpler_prefix,
         expect_any_bytes=expect_get_chunks,
@@ -487,6 +492,10 @@ FAMILIES = [
         | (all_layout_edges(BuildMetadataCase.PLAIN, "req_to_page", [])),
         must_reach=_PREFIX_MUST_REACH,
         returned=_take_metadata_apart,
+        results=(
+            *("num_chunks", "kv_indices_list", "len_in_chunk", "cum_seq_lens"),
+            "max_len_per_chunk",
+        ),
         explain=_explain_prefix,
         simpler=_simpler_prefix,
         expect_any_bytes=expect_build_metadata,
