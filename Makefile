@@ -3,15 +3,19 @@ PYTHON ?=
 VENV := .venv
 RUN := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
 FUZZ_ARGS ?= --time 60s
+SOAK_ARGS ?= --max-cases 100000 --time 24h
 TEST_ARGS ?= -n auto
+BENCH_ARGS ?= --markdown docs/kernels.md --plot docs/kernels.svg
 
-.PHONY: help setup test-setup lint-setup test fuzz lint format bench peers clean
+.PHONY: help setup test-setup lint-setup test fuzz soak lint format bench bench-kernels peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
+	@echo "make soak    the same for 100,000 cases, every check on; void unless all is reached (SOAK_ARGS)"
 	@echo "make test    set up, then run the tests (TEST_ARGS='-n 4 tests/oracle')"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   where the time of a case goes"
+	@echo "make bench-kernels   how fast the kernels are, on a GPU (BENCH_ARGS='--only ragged')"
 	@echo "make peers   fetch the kernels of other engines, for --target tokenspeed"
 	@echo "PYTHON=...   use that interpreter's environment instead of .venv"
 
@@ -33,6 +37,9 @@ test: test-setup
 fuzz: setup
 	$(RUN) -m pagefault fuzz $(FUZZ_ARGS)
 
+soak: setup
+	$(RUN) -m pagefault fuzz --soak --strict $(SOAK_ARGS)
+
 lint: lint-setup
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -44,6 +51,9 @@ format: lint-setup
 
 bench: setup
 	$(RUN) benchmarks/bench_engine.py
+
+bench-kernels: setup
+	$(RUN) benchmarks/bench_kernels.py $(BENCH_ARGS)
 
 peers: setup
 	$(RUN) scripts/peers.py

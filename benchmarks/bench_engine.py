@@ -1,4 +1,4 @@
-"""Where the time of a case goes: drawing, oracle, memory, launches, comparison.
+"""Where the time of a case goes: drawing, oracle, memory, launches, comparison, addresses.
 
     python benchmarks/bench_engine.py [--device cuda] [--family NAME] [--cases N]
 
@@ -25,8 +25,9 @@ from pagefault.stream import draw_cases
 
 WARM_UP_CASES = 300
 ROUNDS = 5
+MOST_COST_OF_ADDRESSES = 1.3
 
-MEMORIES = {"cpu": ("arena",), "cuda": ("arena", "mixed", "guard")}
+MEMORIES = {"cpu": ("arena",), "cuda": ("arena", "mixed", "guard", "net")}
 
 
 def main(
@@ -60,6 +61,8 @@ def main(
             row = [f"{parts[column]:.0f}" for column in columns]
             table.add_row(name, memory, *row, f"{everything_else:.0f}", f"{1e6 / total:.0f}")
     console.print(table)
+    if resolved == "cpu":
+        print(_cost_of_addresses(family or list(families()), num_cases))
     first, *others = MEMORIES[resolved]
     for memory in others:
         console.print(f"rate in {memory} memory: {totals[first] / totals[memory]:.2f} of {first}")
@@ -74,7 +77,7 @@ def _measure(family: Family, checker: Any, num_cases: int, device: str) -> dict[
         _time_method(memory, "read_back", clock, "read back")
     _time_method(checker, "_call", clock, "calls")
     _time_class_method(clock)
-    strategy = family.strategy(_domain(checker, device))
+    strategy = family.strategy(_domain(family, checker, device))
 
     def check(case: Case) -> None:
         started = time.perf_counter()
@@ -105,11 +108,60 @@ def _measure(family: Family, checker: Any, num_cases: int, device: str) -> dict[
     return parts
 
 
-def _domain(checker: Any, device: str) -> Any:
+def _cost_of_addresses(names: list[str], num_cases: int) -> str:
+    """Return a line: how much longer the interpreter takes where every address is checked.
+
+    The same cases run with and without, by turns, so that both see the same machine.
+    """
+    import torch
+
+    from pagefault.checker import Checker
+    from pagefault.target import load_target
+
+    torch.set_num_threads(1)
+    drawn: list[tuple[Family, Case]] = []
+    checker = Checker(load_target("ours"), "cpu")
+    for name in names:
+        family = families()[name]
+        draw_cases(family.strategy(_domain(checker, "cpu")), num_cases, 1, _into(drawn, family))
+    ratios = []
+    for _ in range(ROUNDS):
+        seconds = {True: 0.0, False: 0.0}
+        for i, (family, case) in enumerate(drawn):
+            for with_addresses in (True, False) if i % 2 else (False, True):
+                seconds[with_addresses] += _seconds_of_calls(checker, family, case, with_addresses)
+        ratios.append(seconds[True] / seconds[False])
+    ratio = statistics.median(ratios)
+    verdict = "within" if ratio <= MOST_COST_OF_ADDRESSES else "OVER"
+    return (
+        f"address oracle: {ratio:.2f} times the interpreter's time without it "
+        f"({min(ratios):.2f} … {max(ratios):.2f} in {ROUNDS} rounds of {len(drawn)} cases), "
+        f"{verdict} the limit of {MOST_COST_OF_ADDRESSES}"
+    )
+
+
+def _into(drawn: list[tuple[Family, Case]], family: Family) -> Callable[[Case], None]:
+    return lambda case: drawn.append((family, case))
+
+
+def _seconds_of_calls(checker: Any, family: Family, case: Case, with_addresses: bool) -> float:
+    """Return the CPU time of a case's calls, each with what the address oracle adds to it."""
+    watch, call = checker._watch, checker._watched_call
+    clock: dict[str, float] = defaultdict(float)
+    checker._watch = watch if with_addresses else None
+    checker._watched_call = _timed(call, clock, "calls", time.thread_time)
+    try:
+        checker.check(family, case)
+    finally:
+        checker._watch, checker._watched_call = watch, call
+    return clock["calls"]
+
+
+def _domain(family: Family, checker: Any, device: str) -> Any:
     """Return a domain of few compiled variants on a GPU: this measures runs, not compilation."""
     import dataclasses
 
-    domain = checker.target.domain
+    domain = checker.domain(family)
     if device == "cpu":
         return domain
     return dataclasses.replace(domain, page_sizes=(16, 4, 7, 64), dtype_choices=(0, 0, 1, 6))
@@ -136,13 +188,18 @@ def _time_class_method(clock: dict[str, float]) -> None:
     setattr(Comparison, "verdict", _timed(_verdict, clock, "compare"))  # noqa: B010
 
 
-def _timed(function: Callable[..., Any], clock: dict[str, float], part: str) -> Callable[..., Any]:
+def _timed(
+    function: Callable[..., Any],
+    clock: dict[str, float],
+    part: str,
+    now: Callable[[], float] = time.perf_counter,
+) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
+        started = now()
         try:
             return function(*args, **kwargs)
         finally:
-            clock[part] += time.perf_counter() - started
+            clock[part] += now() - started
 
     return timed
 

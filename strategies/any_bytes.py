@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pagefault.case import DTYPE_RANGES, Case, PageTable
 from pagefault.family import Domain, Family, Tensor
-from pagefault.garbage import Garbage
+from pagefault.garbage import Garbage, is_refused
 
 from .edges import Choices
 
@@ -32,12 +32,8 @@ def garbage_of(family: Family, domain: Domain) -> st.SearchStrategy[Garbage]:
         sizes = sorted({size for tensor in tensors for size in tensor.shape})
         return Garbage(case, tuple(_garbage(choices, case, tensors, sizes)))
 
-    cases = family.strategy(domain).filter(lambda case: not _is_refused(family, case))
+    cases = family.strategy(domain).filter(lambda case: not is_refused(family, case))
     return st.builds(spoil, cases, st.binary(min_size=NUM_BYTES, max_size=NUM_BYTES))
-
-
-def _is_refused(family: Family, case: Case) -> bool:
-    return any(edge.startswith("refused: ") for edge in family.edges(case))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .batches import (
     make_batch,
 )
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, Choices, made_from_choices, page_size
-from .layouts import dtypes, layout
+from .layouts import dtypes, layout, widened
 from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
 MAX_CHUNK_CELLS = 1000
@@ -252,7 +252,7 @@ def chunk_slots_cases(domain: Domain) -> st.SearchStrategy[ChunkSlotsCase]:
             pattern = [choices.pick((0, 0, 1, 3, 40)) for _ in range(3)]
             gaps = [pattern[i % 3] for i in range(len(gaps))]
             tail = choices.pick((0, 1, 3))
-        return ChunkSlotsCase(
+        case = ChunkSlotsCase(
             batch.rows,
             batch.starts,
             batch.lengths,
@@ -262,6 +262,7 @@ def chunk_slots_cases(domain: Domain) -> st.SearchStrategy[ChunkSlotsCase]:
             batch.page_size,
             layout=batch.layout,
         )
+        return widened(choices, domain, case, "req_to_page")
 
     return made_from_choices(make)
 
@@ -335,6 +336,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
         largest_page_id_for("int32", size),
         holes=holes_of(domain, "int32", size),
     )
-    return case_type(
+    case = case_type(
         tuple(rows), tuple(prefixes), table, size, max(-1, capacity), layout=placements
     )
+    return widened(choices, domain, case, "req_to_page")

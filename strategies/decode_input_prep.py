@@ -18,6 +18,7 @@ from .batches import (
     make_batch,
 )
 from .edges import Choices, made_from_choices
+from .layouts import widened
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def fused_decode_cases(domain: Domain) -> st.SearchStrategy[FusedDecodeCase]:
         lengths = [1 + 13 * row % 97 for row in range(batch.table.num_rows)]
         for row, start in zip(batch.rows, batch.starts):
             lengths[row] = start
-        return FusedDecodeCase(
+        case = FusedDecodeCase(
             batch.rows,
             tuple(lengths),
             batch.lengths[0] if batch.lengths else choices.below(3),
@@ -93,5 +94,6 @@ def fused_decode_cases(domain: Domain) -> st.SearchStrategy[FusedDecodeCase]:
             batch.page_size,
             layout=batch.layout,
         )
+        return widened(choices, domain, case, "req_to_pages")
 
     return made_from_choices(make)

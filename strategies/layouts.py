@@ -1,12 +1,21 @@
 """How the tensors of a case lie in memory."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
-from pagefault.case import Placement
+from pagefault.case import Case, CaseError, Placement, with_row_stride
 from pagefault.family import Domain
 
 from .edges import Choices
+
+C = TypeVar("C", bound=Case)
+
+# A reserved table takes up to so many elements' addresses for each replica.
+MOST_RESERVED_ELEMENTS = 5 * 2**29
+# On a GPU each place that is looked at takes a page of its own.
+MOST_RESERVED_ROWS = 8
 
 OTHER_DTYPE = {"int32": "int64", "int64": "int32"}
 
@@ -67,3 +76,41 @@ def layout(
 
 
 _placement = cache(Placement)
+
+
+def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
+    """Return the case, now and then with a table whose last used row lies past 2**31 elements.
+
+    Its rows are that long, or that far apart. A table whose last row nobody uses stays as it is.
+
+    Args:
+        choices: Where choices come from.
+        domain: Its `without` may name "wide table" and "pitched table".
+        case: A case with `req_pool_indices`.
+        table: The name of its page table.
+    """
+    how = choices.below(2**5)
+    if how < 2**5 - 2 or "wide table" in domain.without:
+        return case
+    rows: Sequence[int] = getattr(case, "req_pool_indices")  # noqa: B009
+    page_table = getattr(case, table)
+    last = max(rows, default=0)
+    if not 0 <= min(rows, default=0) <= last < page_table.num_rows or not page_table.num_cells:
+        return case
+    if not 0 < last < MOST_RESERVED_ROWS or len(rows) > 2 * MOST_RESERVED_ROWS:
+        return case
+    row_stride = max(2**31 // last + choices.pick((1, 16, 5)), page_table.max_pages)
+    if row_stride * page_table.num_rows > MOST_RESERVED_ELEMENTS:
+        return case
+    at = case.placement(table)
+    try:
+        if how % 2 and "pitched table" not in domain.without:
+            layout = with_row_stride(case, table, page_table.max_pages, row_stride)
+            return case.replace(layout=layout)
+        if "long rows" in domain.without:
+            return case
+        longer = page_table.resized(page_table.num_rows, min(row_stride, 2**31))
+        unpitched = dataclasses.replace(at, pitch=0)
+        return case.replace(**{table: longer, "layout": (*case.layout, (table, unpitched))})
+    except CaseError:
+        return case  # Slots of so many pages do not fit the output.

@@ -18,6 +18,7 @@ from .batches import (
     make_batch,
 )
 from .edges import Choices, made_from_choices
+from .layouts import widened
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def out_cache_loc_cases(domain: Domain) -> st.SearchStrategy[OutCacheLocCase]:
 
     def make(choices: Choices) -> OutCacheLocCase:
         batch = make_batch(choices, domain, OutCacheLocCase.PLAIN, roles)
-        return OutCacheLocCase(
+        case = OutCacheLocCase(
             batch.rows,
             batch.lengths,
             batch.starts,
@@ -89,6 +90,7 @@ def out_cache_loc_cases(domain: Domain) -> st.SearchStrategy[OutCacheLocCase]:
             batch.page_size,
             layout=batch.layout,
         )
+        return widened(choices, domain, case, "req_to_pages")
 
     return made_from_choices(make)
 
@@ -99,7 +101,7 @@ def uniform_out_cache_loc_cases(domain: Domain) -> st.SearchStrategy[UniformOutC
 
     def make(choices: Choices) -> UniformOutCacheLocCase:
         batch = make_batch(choices, domain, UniformOutCacheLocCase.PLAIN, roles)
-        return UniformOutCacheLocCase(
+        case = UniformOutCacheLocCase(
             batch.rows,
             batch.lengths[0] if batch.lengths else choices.below(3),
             batch.starts,
@@ -107,5 +109,6 @@ def uniform_out_cache_loc_cases(domain: Domain) -> st.SearchStrategy[UniformOutC
             batch.page_size,
             layout=batch.layout,
         )
+        return widened(choices, domain, case, "req_to_pages")
 
     return made_from_choices(make)

@@ -21,7 +21,7 @@ from pagefault.family import Domain
 
 from .batches import check_fits, check_not_negative, check_page_ids, check_rows
 from .edges import AROUND, INT32_MAX, NUM_REQUESTS, TILE_SIZES, Choices, made_from_choices
-from .layouts import dtypes, layout
+from .layouts import dtypes, layout, widened
 from .pools import INT32_MIN, holes_of, pool_indices, table_width
 
 MAX_PAGES_WRITTEN = 1100
@@ -190,9 +190,10 @@ def update_req_to_page_cases(domain: Domain) -> st.SearchStrategy[UpdateReqToPag
         wide = "pages_copy_starts" in changed
         largest_begin = 2**32 + 5 if wide else INT32_MAX
         rows, begins, page_ids, table = _make_pages(choices, domain, largest_begin)
-        return UpdateReqToPageCase(
+        case = UpdateReqToPageCase(
             tuple(rows), tuple(begins), _tuples(page_ids), table, layout=placements
         )
+        return widened(choices, domain, case, "req_to_page")
 
     return made_from_choices(make)
 
@@ -218,8 +219,9 @@ def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTab
                 sizes[at] += off_by if choices.one_in(2) else -off_by
             elif page_ids[at]:
                 page_ids[at][-1] = 2**31 if choices.one_in(2) else INT32_MIN - off_by
-        return UpdateBlockTableCase(
+        case = UpdateBlockTableCase(
             tuple(rows), tuple(begins), _tuples(page_ids), table, tuple(sizes), layout=placements
         )
+        return widened(choices, domain, case, "req_to_page")
 
     return made_from_choices(make)

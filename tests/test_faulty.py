@@ -339,7 +339,7 @@ def faults_of_update_req_to_page():
     # Without columns the last one is the one before the first.
     yield planted(
         *("column_clamped", "address", "write of req_to_page"),
-        "write of req_to_page[-1][0], which is no element of it",
+        "write of req_to_page[0][-1], which is no element of it",
     )
     yield planted(
         *("row_stride_from_width", "address", "write of req_to_page"),

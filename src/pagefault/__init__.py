@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .case import CaseError as CaseError
     from .case import PageTable as PageTable
     from .case import Placement as Placement
+    from .compilations import assert_no_new_variants as assert_no_new_variants
     from .conformance import NonConformance as NonConformance
     from .conformance import assert_conforms as assert_conforms
     from .family import Dialect as Dialect
@@ -31,6 +32,7 @@ _HOMES = {
     "CaseError": "case",
     "PageTable": "case",
     "Placement": "case",
+    "assert_no_new_variants": "compilations",
     "NonConformance": "conformance",
     "assert_conforms": "conformance",
     "Dialect": "family",

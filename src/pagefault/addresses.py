@@ -15,12 +15,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from . import reached
+from .case import Cells
 
 _WINDOW_BITS = 48
 _HALF_WINDOW = 1 << (_WINDOW_BITS - 1)
@@ -37,7 +41,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Writes = Sequence[int | None] | Mapping[int, int | None]
 
 # How the programs of a launch take turns.
-ORDERS = FORWARDS, BACKWARDS = "forwards", "backwards"
+ORDERS = FORWARDS, BACKWARDS, SHUFFLED = "forwards", "backwards", "shuffled"
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,9 @@ class Misstep:
 
     Attributes:
         kind: "address" (in no element of the tensor), "row" (in a row that belongs to no request
-            of the call), "footprint" (a write to a cell that the contract does not name) or
-            "race" (a cell that another program writes).
+            of the call), "footprint" (a write to a cell that the contract does not name), "race"
+            (a cell that another program writes) or "needless" (a read of a cell that the result
+            does not need).
         access: "read", "write" or "atomic".
         tensor: The contract's name of the tensor, or the kernel's for one that it made itself.
         place: The cell, such as "req_to_page[2][5]".
@@ -76,13 +81,16 @@ class Call:
         rows: Rows that belong to requests of the call, by the name of a two-dimensional tensor.
         writes: The elements that may be written, as `Expected.writes` has them; none of a tensor
             that has a name and is not there.
-        order: FORWARDS or BACKWARDS.
+        reads: The (row, column) of the cells that have to be read, by the name of a table; None
+            where others may be read too.
+        order: One of ORDERS.
         missteps: The first of each kind, access, tensor and line.
     """
 
     names: Mapping[tuple[int, tuple[int, ...]], str]
     rows: Mapping[str, frozenset[int]]
     writes: Mapping[str, Writes]
+    reads: Mapping[str, Cells] | None = None
     order: str = FORWARDS
     missteps: dict[tuple[str, str, str, str], Misstep] = field(default_factory=dict)
 
@@ -97,9 +105,12 @@ class Extent:
         number: int,
         rows: frozenset[int] | None,
         writes: Writes | None,
+        reads: Cells | None,
     ) -> None:
         self.name = name
         self._writes = writes
+        self._reads = reads
+        self._needed: Integers | None = None
         self._writable: Integers | None = None
         self._strides = tensor.stride()
         self.shape = tuple(tensor.shape)
@@ -159,6 +170,23 @@ class Extent:
         named: Mask = self._writable[at] == elements
         return named
 
+    def needed(self, addresses: Addresses) -> Mask | None:
+        """Return which element addresses the result needs, or are a row's last, or None for all.
+
+        A kernel may clamp a column to its row's last one, and discard what it has read there.
+        """
+        if self._reads is None or len(self.shape) != 2:
+            return None
+        row_stride, last_column = self._strides[0], self.shape[1] - 1
+        if self._needed is None:
+            offsets = [row * row_stride + column for row, column in self._reads]
+            self._needed = np.sort(np.array(offsets, dtype=np.int64))
+        elements = self.elements(addresses)
+        needed: Mask = np.isin(elements, self._needed)
+        if row_stride:
+            needed |= elements % row_stride == last_column
+        return needed
+
     def _offsets(self, writes: Writes) -> Integers:
         """Return where the elements of flat indices lie, in elements."""
         indices = np.fromiter(writes, np.int64) if isinstance(writes, Mapping) else None
@@ -183,9 +211,10 @@ class Extent:
     def place(self, address: int) -> str:
         """Return an address in terms of the tensor."""
         element = (address - self.start) // self.itemsize
-        if len(self.shape) == 2 and self.dimensions:
-            row_stride = self.dimensions[0][0] if self.shape[0] > 1 else self.shape[1]
-            row, column = divmod(element, max(1, row_stride))
+        if len(self.shape) == 2:
+            # Of one row, what lies behind it counts as its.
+            rows_apart = self._strides[0] if self.shape[0] != 1 else 0
+            row, column = divmod(element, rows_apart) if rows_apart else (0, element)
             return f"{self.name}[{row}][{column}]"
         return f"{self.name}[{element}]"
 
@@ -212,10 +241,11 @@ class _Launch:
         name = self.call.names.get(key)
         if name is None:
             parameter = self._parameters.get(key[0], "a tensor")
-            extent = Extent(tensor, parameter, len(self.extents) + 1, None, None)
+            extent = Extent(tensor, parameter, len(self.extents) + 1, None, None, None)
         else:
             rows, writes = self.call.rows.get(name), self.call.writes.get(name, ())
-            extent = Extent(tensor, name, len(self.extents) + 1, rows, writes)
+            reads = None if self.call.reads is None else self.call.reads.get(name)
+            extent = Extent(tensor, name, len(self.extents) + 1, rows, writes, reads)
         self.extents.append(extent)
         return extent
 
@@ -229,6 +259,7 @@ class _Launch:
         """Return true addresses, and the lanes whose access is to be carried out."""
         if not mask.any():
             return pointers, mask
+        reached.count(reached.ACCESSES)
         tags = (pointers + np.uint64(_HALF_WINDOW)) >> np.uint64(_WINDOW_BITS)
         active_tags = tags[mask]
         true_addresses = pointers.copy()
@@ -257,10 +288,17 @@ class _Launch:
     def _watch_footprint(self, extent: Extent, addresses: Addresses, access: str) -> None:
         """Note elements that the contract does not give to the call."""
         allowed = extent.in_allowed_row(addresses)
+        reached.count(reached.ROWS, allowed is not None)
         if allowed is not None and not allowed.all():
             self._note("row", access, extent, int(addresses[~allowed][0]))
-        if access != "read":
+        if access == "read":
+            needed = extent.needed(addresses)
+            reached.count(reached.NEEDED_READS, needed is not None)
+            if needed is not None and not needed.all():
+                self._note("needless", access, extent, int(addresses[~needed][0]))
+        else:
             named = extent.writable(addresses)
+            reached.count(reached.FOOTPRINTS, named is not None)
             if named is not None and not named.all():
                 self._note("footprint", access, extent, int(addresses[~named][0]))
 
@@ -302,8 +340,12 @@ class _Launch:
 
     def end(self) -> None:
         """Look for cells that one program writes and another reads or writes."""
-        if len(self._programs) < 2 or not self._writes:
+        if len(self._programs) < 2:
             return
+        reached.count(reached.order(self.call.order))
+        if not self._writes:
+            return
+        reached.count(reached.WRITE_RACES)
         written, writers = _gathered(self._writes)
         order = np.argsort(written, kind="stable")
         written, writers = written[order], writers[order]
@@ -316,6 +358,7 @@ class _Launch:
             self._note_race(int(written[at]), *pair, "writes")
         if not self._reads:
             return
+        reached.count(reached.READ_RACES)
         read, readers = _gathered(self._reads)
         at_write = np.minimum(np.searchsorted(written, read), len(written) - 1)
         reader_of = np.array([touched.program for touched in self._reads])
@@ -494,13 +537,29 @@ class Watch:
 
         def set_watched_grid_idx(*program: int) -> None:
             if self.launch is not None:
-                if self.launch.call.order == BACKWARDS:
-                    program = tuple(size - 1 - i for size, i in zip(grid, program))
+                program = _program_at(self.launch.call.order, program, grid)
                 self.launch.begin_program((program[0], program[1], program[2]))
             set_grid_idx(*program)
 
         builder.set_grid_dim = set_watched_grid_dim
         builder.set_grid_idx = set_watched_grid_idx
+
+
+def _program_at(order: str, program: tuple[int, ...], grid: Sequence[int]) -> tuple[int, ...]:
+    """Return the program that runs when a grid that runs forwards has come to another."""
+    if order == BACKWARDS:
+        return tuple(size - 1 - i for size, i in zip(grid, program))
+    if order == FORWARDS:
+        return program
+    x, y, z = program
+    num_programs = grid[0] * grid[1] * grid[2]
+    # Steps of three eighths of the grid or a little more come to each program, where they have no
+    # divisor in common with it.
+    step = 1 + 3 * num_programs // 8
+    while gcd(step, num_programs) > 1:
+        step += 1
+    at = (((x * grid[1] + y) * grid[2] + z) * step + num_programs // 2) % num_programs
+    return at // (grid[1] * grid[2]), at // grid[2] % grid[1], at % grid[2]
 
 
 def _what_is_missing(interpreter: Any) -> str:
@@ -528,6 +587,7 @@ def call_of(
     tensors: Mapping[str, torch.Tensor],
     rows: Mapping[str, frozenset[int]],
     writes: Mapping[str, Writes],
+    reads: Mapping[str, Cells] | None,
     order: str,
 ) -> Call:
     """Return what the watch has to know of a call.
@@ -536,7 +596,8 @@ def call_of(
         tensors: The call's tensors by the contract's names.
         rows: Rows that belong to its requests, by the name of a table.
         writes: The elements that may be written, by the name of a tensor.
+        reads: The cells that have to be read, by the name of a table; None for whichever.
         order: How the programs of its launches take turns.
     """
     names = {(tensor.data_ptr(), tuple(tensor.shape)): name for name, tensor in tensors.items()}
-    return Call(names, rows, writes, order)
+    return Call(names, rows, writes, reads, order)

@@ -57,6 +57,12 @@ class Calls:
         }
         return type_(**values, layout=kept)
 
+    def call(self, function: str, case: Case) -> None:
+        """Call a function on the tensors of a case; nobody looks at what comes of it."""
+        values = self._values(family_named(function), case, {})
+        with _without_warnings():
+            self._target.functions[function](*values)
+
     def answer(self, function: str, case: Case) -> dict[str, Any]:
         """Return all device tensors after a call, and what was returned by its path.
 

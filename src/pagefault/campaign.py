@@ -20,11 +20,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from . import reached, specialisations
 from .case import Case
+from .device import is_device_lost
+from .explanation import through_interpreter
 from .family import Domain, Family, family_named
+from .findings import reproduce_rate
 from .isolation import check_in_child, death_verdict, hang_verdict
 from .journal import Journal, last_noted, seconds_since_noted
-from .minimal import Budget, minimise, size_of
+from .minimal import Budget, Minimal, minimise, size_of
+from .record import Rate
+from .specialisations import Variants, add_variants
 from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
 from .stream import derived_seed, draw_cases
 from .verdict import Signature, Verdict
@@ -50,6 +56,8 @@ CASES_PER_ROUND = {"cpu": 64, "cuda": 1024}
 
 # How long a worker on a GPU stays with the same page sizes and pairings of dtypes.
 ROUNDS_PER_EPOCH = 40
+# To map the pages of a wide table takes as long as a hundred cases: of so many rounds one has some.
+ROUNDS_PER_WIDE_TABLES = 8
 RARE_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES} - {16})
 
 # Time that workers get to stop.
@@ -70,6 +78,8 @@ class Plan:
         num_workers: Processes.
         case_seconds: How long one case may take before it counts as a hang.
         memory: Where tensors lie on a GPU, see `Checker`.
+        is_soak: Whether garbage and relations have their share, see `soak`.
+        strict: Whether needless reads are findings, see `Checker`.
     """
 
     target: str
@@ -81,22 +91,28 @@ class Plan:
     num_workers: int
     case_seconds: float = CASE_SECONDS
     memory: str = "mixed"
+    is_soak: bool = False
+    strict: bool = False
 
 
 @dataclass
 class FamilyTally:
-    """What was run of one family."""
+    """What was run of one family, and beside it."""
 
     cases: int = 0
     seconds: float = 0.0
     edges: Counter[str] = field(default_factory=Counter)
     batch_sizes: Counter[int] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    variants: Variants = field(default_factory=dict)
 
     def add(self, other: FamilyTally) -> None:
         self.cases += other.cases
         self.seconds += other.seconds
         self.edges += other.edges
         self.batch_sizes += other.batch_sizes
+        self.checks += other.checks
+        add_variants(self.variants, other.variants)
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,7 @@ class Found:
         size: How large that is, see `size_of`.
         verdict: The report's text.
         how_small: What is known of its size.
+        reproduced: How often the case has shown it again, or None where that was not tried.
     """
 
     signature: Signature
@@ -116,16 +133,30 @@ class Found:
     size: tuple[int, ...]
     verdict: str
     how_small: str
+    reproduced: Rate | None = None
 
 
 @dataclass
 class Result:
-    """What a campaign ran and found."""
+    """What a campaign ran and found.
+
+    Attributes:
+        tallies: By family.
+        findings: By signature.
+        counts: How often each was seen.
+        known: How often each known fault was seen, by its place among the target's.
+        lane_failures: What a soak has found beside legal cases, a report each.
+        seconds: How long it ran.
+        interrupted: Whether it was ended early.
+        failures: Of workers.
+        unchecked: What could not be checked, and why, or "".
+    """
 
     tallies: dict[str, FamilyTally] = field(default_factory=dict)
     findings: dict[Signature, Found] = field(default_factory=dict)
     counts: Counter[Signature] = field(default_factory=Counter)
     known: Counter[int] = field(default_factory=Counter)
+    lane_failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
@@ -135,6 +166,19 @@ class Result:
     def cases(self) -> int:
         return sum(tally.cases for tally in self.tallies.values())
 
+    @property
+    def checks(self) -> Counter[str]:
+        """How often each check was carried out, see `reached`."""
+        return sum((tally.checks for tally in self.tallies.values()), Counter())
+
+    @property
+    def variants(self) -> Variants:
+        """The variants of kernels that were run."""
+        together: Variants = {}
+        for tally in self.tallies.values():
+            add_variants(together, tally.variants)
+        return together
+
     def add(self, found: Found) -> None:
         """Keep a finding, or the smaller case of one that is known."""
         known = self.findings.get(found.signature)
@@ -142,17 +186,22 @@ class Result:
             self.findings[found.signature] = found
 
     def unreached(
-        self, without: Callable[[str], Collection[str]] = lambda family: ()
+        self,
+        without: Callable[[str], Collection[str]] = lambda family: (),
+        of_all: bool = False,
     ) -> dict[str, list[str]]:
         """Return the edges that a run of this length must have reached and has not, by family.
 
         Args:
             without: Returns the edges that no case of a family may have.
+            of_all: Whether all must be reached, whatever the length.
         """
         missing = {}
         for name, tally in self.tallies.items():
-            edges = family_named(name).must_reach - set(without(name)) - set(tally.edges)
-            if tally.cases >= RUN_THAT_MUST_REACH and edges:
+            family = family_named(name)
+            wanted = family.all_edges if of_all else family.must_reach
+            edges = wanted - set(without(name)) - set(tally.edges)
+            if edges and (of_all or tally.cases >= RUN_THAT_MUST_REACH):
                 missing[name] = sorted(edges)
         return missing
 
@@ -281,13 +330,16 @@ class _Campaign:
             self._result.known += content
         elif kind == "failed":
             self._result.failures.append(content)
+        elif kind == "lane failed":
+            self._result.lane_failures.append(content)
         elif kind == "ended":
             self._ended.add(number)
         elif kind == "device lost":
             self._ended.add(number)
-            family_name, case, verdict = content
+            family_name, *shown = content
             self._deaths[family_name] += 1
-            self._spawn_shrinker(family_named(family_name), case, verdict)
+            if shown:
+                self._spawn_shrinker(family_named(family_name), *shown)
             self._replace()
 
     def _kill_the_hung(self) -> None:
@@ -320,6 +372,9 @@ class _Campaign:
             else death_verdict(family, exitcode)
         )
         self._deaths[family.name] += 1
+        if not isinstance(noted.case, Case):
+            self._result.lane_failures.append(f"{verdict.text()}\n{noted.case.to_json(family)}")
+            return
         self._result.counts[verdict.signature] += 1
         self._result.add(_found(family, noted.case, verdict, "not shrunk yet"))
         self._spawn_shrinker(family, noted.case, verdict)
@@ -336,10 +391,18 @@ def _raise_interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _found(family: Family, case: Case, verdict: Verdict, how_small: str) -> Found:
-    return Found(
-        verdict.signature, family.to_json(case), size_of(family, case), verdict.text(), how_small
-    )
+def _found(
+    family: Family, case: Case, verdict: Verdict, how_small: str, explained: str = ""
+) -> Found:
+    text = "\n".join(filter(None, [verdict.text(), explained]))
+    return Found(verdict.signature, family.to_json(case), size_of(family, case), text, how_small)
+
+
+def _explained(plan: Plan, family: Family, minimal: Minimal) -> str:
+    """Return what the interpreter says of what a GPU has found; it knows the kernel's line."""
+    if plan.device == "cpu":
+        return ""
+    return through_interpreter(plan.target, family, minimal.case)
 
 
 def _work(
@@ -401,7 +464,8 @@ def _shrink(
         target = load_target(plan.target)
 
         def check_here(candidate: Case) -> Verdict:
-            return Checker(target, plan.device, plan.memory).check_thoroughly(family, candidate)
+            checker = Checker(target, plan.device, plan.memory, plan.strict)
+            return checker.check_thoroughly(family, candidate)
 
         def check(candidate: Case) -> Verdict:
             if stop.is_set():
@@ -416,7 +480,11 @@ def _shrink(
             found = _found(family, case, verdict, how_small)
         else:
             minimal = minimise(family, case, verdict, check, SHRINK_BUDGET)
-            found = _found(family, minimal.case, minimal.verdict, str(minimal))
+            explained = _explained(plan, family, minimal)
+            found = _found(family, minimal.case, minimal.verdict, str(minimal), explained)
+            channel.send(("found", found))
+            rate = reproduce_rate(check, minimal.case, verdict.signature)
+            found = dataclasses.replace(found, reproduced=rate)
         channel.send(("found", found))
     except _Stopped:
         pass
@@ -434,7 +502,7 @@ class _Stopped(BaseException):
 class _DeviceLost(BaseException):
     """Ends a round: nothing can be launched in this process any more.
 
-    Its arguments are the family's name, the case and the verdict.
+    Its arguments are the family's name and, of a legal case, the case and the verdict.
     """
 
 
@@ -452,6 +520,7 @@ class _Worker:
         import torch
 
         from .checker import Checker
+        from .soak import Lanes
         from .target import load_target
 
         torch.set_num_threads(1)
@@ -461,7 +530,9 @@ class _Worker:
         self._say = say
         self._stop = stop
         self._target = load_target(plan.target)
-        self._checker = Checker(self._target, plan.device, plan.memory)
+        self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
+        self._lanes = Lanes(plan, self._target, self._checker, number, journal)
+        self._recorder = specialisations.install()
         self._families = [family_named(name) for name in plan.families]
         self._best: dict[Signature, tuple[Case, Verdict]] = {}
         self._minimised: set[Signature] = set()
@@ -480,7 +551,7 @@ class _Worker:
         self._deadline = time.monotonic() + seconds
         if self._checker.unchecked:
             self._say("unchecked", self._checker.unchecked)
-        spent = {family.name: 0.0 for family in self._families}
+        spent: dict[str, float] = {family.name: 0.0 for family in self._families}
         num_rounds = {family.name: 0 for family in self._families}
         # Workers start with different families, so that a short run sees them all.
         first = self._number % len(self._families)
@@ -488,14 +559,28 @@ class _Worker:
         try:
             while self._goes_on():
                 family = min(order, key=lambda family: spent[family.name])
+                started = time.monotonic()
                 tally = self._round(family, num_rounds[family.name])
+                if self._plan.is_soak:
+                    self._run_lanes(family, num_rounds[family.name])
+                tally.checks, tally.variants = reached.take(), self._recorder.take_new()
                 num_rounds[family.name] += 1
-                spent[family.name] += tally.seconds
+                # A soak gives families as many cases, to reach the rare edges of slow ones too.
+                share = tally.cases if self._plan.is_soak else time.monotonic() - started
+                spent[family.name] += share
                 self._say("tally", (family.name, tally))
                 self._report_new()
         finally:
             self._say("seen", self._seen)
             self._say("known", self._known)
+
+    def _run_lanes(self, family: Family, round_number: int) -> None:
+        """Run what a soak has beside a round."""
+        narrowed = partial(self._narrowed, family, round_number)
+        for failure in self._lanes.run(family, round_number, narrowed):
+            self._say("lane failed", failure)
+            if is_device_lost(self._plan.device):
+                raise _DeviceLost(family.name)
 
     def _goes_on(self) -> bool:
         over = time.monotonic() >= self._deadline or self._cases_left < 1
@@ -505,7 +590,7 @@ class _Worker:
         """Run one round of a family, the same cases in every run of the same campaign."""
         tally = FamilyTally()
         seed = derived_seed(self._plan.seed, self._number, family.name, round_number)
-        domain = self._domain(family, round_number)
+        domain = self._narrowed(family, round_number, self._checker.domain(family))
 
         def use(case: Case) -> bool:
             if not self._goes_on():
@@ -525,21 +610,25 @@ class _Worker:
         tally.seconds = time.monotonic() - started
         return tally
 
-    def _domain(self, family: Family, round_number: int) -> Domain:
-        """Return what may be drawn; on a GPU a few compiled variants at a time.
+    def _narrowed(self, family: Family, round_number: int, domain: Domain) -> Domain:
+        """Return what may be drawn in a round; on a GPU a few compiled variants at a time.
 
         A page size or a pairing of dtypes that is new compiles for longer than a hundred cases
-        run, so a worker stays with some of them before it goes on to others.
+        run, so a worker stays with some of them before it goes on to others. In a soak, which has
+        to reach all, it goes on after each round, and workers share the page sizes out.
         """
-        domain = self._target.terms_of(family.name).domain
         if self._plan.device == "cpu":
             return domain
-        epoch = round_number // ROUNDS_PER_EPOCH
+        if round_number % ROUNDS_PER_WIDE_TABLES:
+            domain = dataclasses.replace(domain, without=domain.without | {"wide table"})
+        epoch = round_number if self._plan.is_soak else round_number // ROUNDS_PER_EPOCH
         draw = Random(derived_seed(self._plan.seed, self._number, family.name, "epoch", epoch))
+        rare = draw.choice(RARE_PAGE_SIZES)
+        if self._plan.is_soak:
+            turn = epoch * self._plan.num_workers + self._number
+            rare = RARE_PAGE_SIZES[turn % len(RARE_PAGE_SIZES)]
         return dataclasses.replace(
-            domain,
-            page_sizes=(16, draw.choice(RARE_PAGE_SIZES)),
-            dtype_choices=(0, 0, draw.getrandbits(8)),
+            domain, page_sizes=(16, rare), dtype_choices=(0, 0, draw.getrandbits(8))
         )
 
     def _check(
@@ -586,9 +675,13 @@ class _Worker:
                     MINIMISE_BUDGET, seconds=min(MINIMISE_BUDGET.seconds, left)
                 )
                 minimal = minimise(family, case, verdict, check, budget)
+                explained = _explained(self._plan, family, minimal)
+                found = _found(family, minimal.case, minimal.verdict, str(minimal), explained)
+                self._say("found", found)
+                rate = reproduce_rate(check, minimal.case, signature, seconds=OVERTIME_SECONDS)
             except _Stopped:
                 return
-            self._say("found", _found(family, minimal.case, minimal.verdict, str(minimal)))
+            self._say("found", dataclasses.replace(found, reproduced=rate))
 
     def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
         if self._stop.is_set():

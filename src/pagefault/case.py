@@ -6,6 +6,7 @@ a person can type. It knows nothing of torch.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import typing
@@ -15,12 +16,25 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Case")
 
 SCHEMA = 1
 DTYPE_RANGES = {"int32": range(-(2**31), 2**31), "int64": range(-(2**63), 2**63)}
 
+# Cells of a larger table share their ids with the cells so far behind them: a prime number, so that
+# neither rows nor powers of 2 are such a distance.
+NUM_IDS = 1_000_003
+
 # A table this small is written as rows of page ids, which is what a person would type.
 MAX_CELLS_WRITTEN_AS_ROWS = 64
+
+
+# A page table that spans more elements is reserved, and only the cells are filled that a call
+# touches, those beside them and those beside its ends.
+MOST_FILLED_ELEMENTS = 1 << 22
+
+# Elements that a placement may leave out.
+MOST_PITCH = 2**31
 
 
 class CaseError(ValueError):
@@ -47,12 +61,12 @@ class Placement:
         if not isinstance(self.dtype, str) or self.dtype not in DTYPE_RANGES:
             raise CaseError(f"dtype: {self.dtype!r}, but should be one of {list(DTYPE_RANGES)}")
         for name in ("offset", "pitch", "spare"):
-            _expect_int(name, getattr(self, name), minimum=0, maximum=2**31)
+            _expect_int(name, getattr(self, name), minimum=0, maximum=MOST_PITCH)
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """A page table by rule: cell i, in row order, holds `first + step * i`, then the edits.
+    """A page table by rule: cell i, in row order, holds `first + step * (i % NUM_IDS)`, then edits.
 
     The rule gives every cell an id of its own, never 0 and never its own index, and no two
     neighbours are consecutive, so that a wrong index always shows as a wrong page id and the id
@@ -78,7 +92,7 @@ class PageTable:
         _expect_int("step", self.step, minimum=1, maximum=2**31)
         if self.step < 1:
             raise CaseError(f"step: {self.step}, but should be at least 1")
-        last = max(0, self.num_cells - 1)
+        last = max(0, min(self.num_cells, NUM_IDS) - 1)
         for page_id in (self.first, self.first + self.step * last):
             if page_id not in DTYPE_RANGES["int32"]:
                 raise CaseError(f"page id {page_id} of the table's rule does not fit int32")
@@ -117,7 +131,7 @@ class PageTable:
 
     def rule(self, row: int, column: int) -> int:
         """Return the page id that the rule gives to a cell."""
-        return self.first + self.step * (row * self.max_pages + column)
+        return self.first + self.step * ((row * self.max_pages + column) % NUM_IDS)
 
     def page_id(self, row: int, column: int) -> int:
         return self.rows[row][column]
@@ -131,7 +145,7 @@ class PageTable:
     def largest_page_id(self) -> int:
         """The largest page id of the table, 0 where it has none that is larger."""
         edited = {row * self.max_pages + column for row, column, _ in self.edits}
-        last = self.num_cells - 1
+        last = min(self.num_cells, NUM_IDS) - 1
         while last in edited:
             last -= 1
         rule = self.first + self.step * last if last >= 0 else 0
@@ -141,10 +155,11 @@ class PageTable:
         """Yield the (row, column) of each cell that holds a page id."""
         edited = {(row, column) for row, column, _ in self.edits}
         cell, remainder = divmod(page_id - self.first, self.step)
-        if remainder == 0 and 0 <= cell < self.num_cells:
-            row_and_column = divmod(cell, self.max_pages)
-            if row_and_column not in edited:
-                yield row_and_column
+        if remainder == 0 and 0 <= cell < NUM_IDS:
+            for same in range(cell, self.num_cells, NUM_IDS):
+                row_and_column = divmod(same, self.max_pages)
+                if row_and_column not in edited:
+                    yield row_and_column
         yield from ((row, column) for row, column, edit in self.edits if edit == page_id)
 
     def resized(self, num_rows: int, max_pages: int) -> PageTable:
@@ -154,7 +169,7 @@ class PageTable:
 
 
 class Rows(Sequence[Sequence[int]]):
-    """The rows of a `PageTable`: a range where no cell is edited, else a list."""
+    """The rows of a `PageTable`, each made when it is asked for."""
 
     def __init__(self, table: PageTable) -> None:
         self._table = table
@@ -175,6 +190,8 @@ class Rows(Sequence[Sequence[int]]):
         if not -table.num_rows <= row < table.num_rows:
             raise IndexError(f"row {row} of a table with {table.num_rows} rows")
         row %= table.num_rows
+        if table.num_cells > NUM_IDS:
+            return _LongRow(table, row)
         start = table.rule(row, 0)
         by_rule = range(start, start + table.step * table.max_pages, table.step)
         if row not in self._with_edits:
@@ -186,6 +203,34 @@ class Rows(Sequence[Sequence[int]]):
                     made[column] = page_id
             self._edited[row] = made
         return self._edited[row]
+
+
+class _Row(Sequence[int]):
+    """A row of page ids that are looked up one by one."""
+
+    def __init__(self, num_columns: int, page_id: Callable[[int], int]) -> None:
+        self._columns = range(num_columns)
+        self._page_id = page_id
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @typing.overload
+    def __getitem__(self, column: int) -> int: ...
+    @typing.overload
+    def __getitem__(self, column: slice) -> list[int]: ...
+    def __getitem__(self, column: int | slice) -> int | list[int]:
+        if isinstance(column, slice):
+            return [self._page_id(each) for each in self._columns[column]]
+        return self._page_id(self._columns[column])
+
+
+class _LongRow(_Row):
+    """A row of a table that is too large to be written out."""
+
+    def __init__(self, table: PageTable, row: int) -> None:
+        edits = {column: page_id for r, column, page_id in table.edits if r == row}
+        super().__init__(table.max_pages, lambda c: edits[c] if c in edits else table.rule(row, c))
 
 
 # Fields that have one entry per request of the batch.
@@ -230,6 +275,18 @@ class Case:
     def per_request_fields(cls) -> tuple[str, ...]:
         """Return the names of the fields that have one entry per request."""
         return _shape_of(cls).per_request
+
+    @classmethod
+    def tables(cls) -> tuple[str, ...]:
+        """Return the names of the fields that are page tables."""
+        return _shape_of(cls).tables
+
+    def span_of(self, table: str) -> int:
+        """Return the elements from a page table's first to its last, gaps included."""
+        page_table: PageTable = getattr(self, table)
+        row_stride = page_table.max_pages + self.placement(table).pitch
+        rows_before = max(0, page_table.num_rows - 1)
+        return rows_before * row_stride + page_table.max_pages if page_table.num_cells else 0
 
     @property
     def num_requests(self) -> int:
@@ -297,6 +354,55 @@ class Case:
         return cls(**values, layout=_decode_layout(fields.get("layout", {}), cls.PLAIN))
 
 
+def with_row_stride(
+    case: Case, table: str, max_pages: int, row_stride: int
+) -> tuple[tuple[str, Placement], ...]:
+    """Return the layout of a case whose table has rows so many elements apart, or nearly so.
+
+    Args:
+        case: The case.
+        table: The name of its table.
+        max_pages: Columns that the table is to have.
+        row_stride: Elements from one row to the next, as far as a placement goes.
+    """
+    pitch = min(max(0, row_stride - max_pages), MOST_PITCH)
+    pitched = dataclasses.replace(case.placement(table), pitch=pitch)
+    return (*case.layout, (table, pitched))
+
+
+Cells = set[tuple[int, int]]
+
+
+def with_recorded_reads(case: C) -> tuple[C, dict[str, Cells]]:
+    """Return the case, and by table the (row, column) of the cells that are looked up in it."""
+    copied = copy.copy(case)
+    reads: dict[str, Cells] = {}
+    for name in case.tables():
+        table = copy.copy(getattr(case, name))
+        reads[name] = set()
+        table.__dict__["rows"] = _RecordedRows(table, reads[name])
+        object.__setattr__(copied, name, table)
+    return copied, reads
+
+
+class _RecordedRows(Rows):
+    """The rows of a table, which remember which cells were looked up."""
+
+    def __init__(self, table: PageTable, reads: Cells) -> None:
+        super().__init__(table)
+        self._reads = reads
+
+    def __getitem__(self, row: Any) -> Any:
+        page_ids = super().__getitem__(row)
+
+        def look_up(column: int) -> int:
+            self._reads.add((row % len(self), column))
+            page_id: int = page_ids[column]
+            return page_id
+
+        return _Row(len(page_ids), look_up)
+
+
 @dataclass(frozen=True)
 class _Shape:
     """What the annotations of a case class say.
@@ -305,11 +411,13 @@ class _Shape:
         types: By field.
         per_request: Fields that have one entry per request.
         numbers: Fields that are a plain number.
+        tables: Fields that are a page table.
     """
 
     types: dict[str, Any]
     per_request: tuple[str, ...]
     numbers: tuple[str, ...]
+    tables: tuple[str, ...]
 
 
 _shapes: dict[type, _Shape] = {}
@@ -325,6 +433,7 @@ def _shape_of(cls: type[Case]) -> _Shape:
             {name: plain[name] for name in names},
             tuple(n for n in names if _PER_REQUEST in getattr(annotated[n], "__metadata__", ())),
             tuple(name for name in names if plain[name] is int),
+            tuple(name for name in names if plain[name] is PageTable),
         )
         _shapes[cls] = shape
     return shape

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-from . import addresses, interpreter
-from .case import Case
+from . import addresses, interpreter, reached, replay
+from .case import Case, CaseError, Cells
 from .comparison import Comparison, Outcome
-from .family import Argument, Expected, Family, HostTensor, Plain, Tensor
-from .memory import POISONS, TORCH_DTYPES, Memory, memories_of
+from .family import Argument, Domain, Expected, Family, HostTensor, Plain, Tensor
+from .footprint import needed_reads, touched_cells
+from .memory import POISONS, TORCH_DTYPES, Memory, Plan, Replicas, Touched, memories_of
 from .target import Target
 from .verdict import Finding, Verdict
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to carry out a check.
+
+    Attributes:
+        memory: Where the tensors lie.
+        order: How the programs of a launch take turns in the second replica, in the interpreter;
+            in the first they run forwards.
+        is_replay: Whether the call is captured with other values and replayed, on a GPU.
+    """
+
+    memory: Memory
+    order: str = addresses.BACKWARDS
+    is_replay: bool = False
+
+
+# Edges that no case has where memory or target can't do it.
+WIDE_TABLE = "wide table"
+LONG_ROWS = "long rows"
+REPLAY = "graph replay"
+
+# On a GPU, of so many cases of a function that can be captured one is replayed.
+REPLAY_ONE_IN = 16
 
 
 class Checker:
@@ -25,57 +53,89 @@ class Checker:
         target: The functions under test.
         device: "cpu", where kernels run through Triton's interpreter, or "cuda".
         memory: Where tensors lie on a GPU: "arena", "guard" (blocks with nothing mapped around
-            them), or "mixed", which takes turns.
+            them), "net" (far addresses all lead to one block, which is watched), or "mixed",
+            which takes turns.
+        strict: Whether to report reads of cells of a page table that the result does not need,
+            in the interpreter.
 
     Attributes:
         unchecked: What this checker can't see that others can, and why, or "".
     """
 
-    def __init__(self, target: Target, device: str, memory: str = "mixed") -> None:
+    def __init__(
+        self, target: Target, device: str, memory: str = "mixed", strict: bool = False
+    ) -> None:
         self.target = target
         self.device = device
+        self._strict = strict
         self._memories, self.unchecked = memories_of(device, memory)
         self._turn = 0
         self._watch: addresses.Watch | None = None
         if device == "cpu":
+            self._ways = [
+                Way(self._memories[0], order) for order in (addresses.BACKWARDS, addresses.SHUFFLED)
+            ]
             interpreter.tune()
             self._watch = addresses.install()
             if self._watch.missing:
                 self.unchecked = f"addresses are not checked: {self._watch.missing}"
+        else:
+            self._ways = [Way(memory) for memory in self._memories]
+        self._replay = None if device == "cpu" else Way(self._memories[0], is_replay=True)
+
+    def domain(self, family: Family) -> Domain:
+        """Return which cases of a family the target can do and the memory can hold."""
+        domain = self.target.terms_of(family.name).domain
+        without = set(domain.without)
+        if not any(memory.reserves for memory in self._memories):
+            without.add(WIDE_TABLE)
+        if not _uses_triton(self.target.functions[family.name]):
+            without.add(LONG_ROWS)
+        return dataclasses.replace(domain, without=frozenset(without))
 
     def check(self, family: Family, case: Case) -> Verdict:
-        """Return what is wrong with the target's answer to a case, in one kind of memory."""
-        self._turn = (self._turn + 1) % len(self._memories)
-        return self._check_in(self._memories[self._turn], family, case)
+        """Return what is wrong with the target's answer to a case, in one way."""
+        self._turn += 1
+        if self._may_replay(family) and self._turn % REPLAY_ONE_IN == 0:
+            assert self._replay is not None
+            return self._check(self._replay, family, case)
+        return self._check(self._ways[self._turn % len(self._ways)], family, case)
 
     def check_thoroughly(self, family: Family, case: Case) -> Verdict:
-        """Return what is wrong with the target's answer to a case, in the first kind that shows."""
-        for memory in self._memories:
-            verdict = self._check_in(memory, family, case)
+        """Return what is wrong with the target's answer to a case, in the first way that shows."""
+        replays = [self._replay] if self._replay is not None and self._may_replay(family) else []
+        for way in [*self._ways, *replays]:
+            verdict = self._check(way, family, case)
             if not verdict.passed:
                 return verdict
         return verdict
 
-    def _check_in(self, memory: Memory, family: Family, case: Case) -> Verdict:
-        terms = self.target.terms_of(family.name)
-        expected = family.expect(case, terms.dialect)
+    def _may_replay(self, family: Family) -> bool:
+        without = self.target.terms_of(family.name).domain.without
+        return self._replay is not None and family.capturable and REPLAY not in without
+
+    def _check(self, way: Way, family: Family, case: Case) -> Verdict:
+        dialect = self.target.terms_of(family.name).dialect
+        expected = family.expect(case, dialect)
         arguments = family.arguments(case)
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        plan = memory.plan(case, tensors)
-        if plan is None:
-            memory = self._memories[0]
-            plan = memory.plan(case, tensors)
-            assert plan is not None
+        tensors = _tensors_of(arguments)
+        touched = touched_cells(family, case, expected, dialect)
+        memory, plan = self._planned(way.memory, case, tensors, touched)
         replicas = None
         try:
-            replicas = memory.place(plan, tensors)
-            # In one replica the programs of a launch take turns backwards: no answer may tell.
-            outcomes = [
-                self._watched_call(family, arguments, placed, case, expected, order)
-                for placed, order in zip(replicas.tensors, addresses.ORDERS)
-            ]
+            if way.is_replay and memory is way.memory and not expected.raises:
+                replicas, outcomes = self._replayed(family, case, arguments, memory, plan)
+            else:
+                replicas = memory.place(plan, tensors)
+                reads = needed_reads(family, case, dialect) if self._strict else None
+                outcomes = [
+                    self._watched_call(family, arguments, placed, case, expected, reads, order)
+                    for placed, order in zip(replicas.tensors, (addresses.FORWARDS, way.order))
+                ]
             fetched = [outcome.fetched() for outcome in outcomes]
             after = memory.read_back(plan)  # Waits for all that was queued.
+        except replay.CaptureError as error:
+            return Verdict(family.name, (error.finding(family.name),))
         except DeviceFault as fault:
             _lost.append((self, replicas))
             return _device_error(family, fault, memory)
@@ -85,8 +145,44 @@ class Checker:
             return _device_error(family, DeviceFault(error), memory)
         comparison = Comparison(family, case, plan, expected, self.device)
         verdict = comparison.verdict(replicas.before, after, outcomes, fetched)
+        reached.count(reached.memory(memory.name))
         _poison_returned(outcomes)
-        return verdict
+        return verdict.with_more(*_far_writes(memory))
+
+    def _planned(
+        self, memory: Memory, case: Case, tensors: Sequence[Tensor], touched: Touched
+    ) -> tuple[Memory, Plan]:
+        """Return where the tensors are to lie, in this memory or the first other that holds them.
+
+        Raises:
+            CaseError: No memory holds them.
+        """
+        for candidate in [memory, *self._memories]:
+            plan = candidate.plan(case, tensors, touched)
+            if plan is not None:
+                return candidate, plan
+        names = ", ".join(memory.name for memory in self._memories)
+        raise CaseError(f"the tensors of this case do not fit the memory: {names}")
+
+    def _replayed(
+        self,
+        family: Family,
+        case: Case,
+        arguments: Sequence[Argument],
+        memory: Memory,
+        plan: Plan,
+    ) -> tuple[Replicas, list[Outcome]]:
+        """Capture the call with other values in its tensors, place the case's, and replay it."""
+        other = replay.other_values(family, case)
+        other_arguments = family.arguments(other)
+        replicas = memory.place(plan, _tensors_of(other_arguments))
+        graph, outcomes = replay.capture(
+            lambda: [self._call(family, other_arguments, t, other) for t in replicas.tensors]
+        )
+        replicas = memory.place(plan, _tensors_of(arguments))
+        graph.replay()
+        reached.count(reached.REPLAYS)
+        return replicas, outcomes
 
     def _watched_call(
         self,
@@ -95,13 +191,14 @@ class Checker:
         placed: Sequence[torch.Tensor],
         case: Case,
         expected: Expected,
+        reads: Mapping[str, Cells] | None,
         order: str,
     ) -> Outcome:
         if self._watch is None:
             return self._call(family, arguments, placed, case)
-        names = [argument.name for argument in arguments if isinstance(argument, Tensor)]
+        names = [tensor.name for tensor in _tensors_of(arguments)]
         writes = {} if expected.raises else expected.writes
-        call = addresses.call_of(dict(zip(names, placed)), expected.rows, writes, order)
+        call = addresses.call_of(dict(zip(names, placed)), expected.rows, writes, reads, order)
         with self._watch.watching(call):
             outcome = self._call(family, arguments, placed, case)
         return dataclasses.replace(outcome, missteps=tuple(call.missteps.values()))
@@ -128,6 +225,8 @@ class Checker:
                 result = function(*values)
             except (Exception, SystemExit) as error:
                 if self.device == "cuda":
+                    if torch.cuda.is_current_stream_capturing():
+                        raise replay.CaptureError(str(error)) from error
                     self._rethrow_device_fault(error)
                 return Outcome({}, error, tuple(warnings))
         try:
@@ -151,11 +250,34 @@ class DeviceFault(Exception):
     """The device reported an error that no later call in this process survives."""
 
 
+def _uses_triton(function: Callable[..., object]) -> bool:
+    """Return whether a function comes from a module that names Triton or a kernel of its.
+
+    What computes with torch alone may copy whole rows, which no memory holds where rows are long.
+    """
+    module = inspect.getmodule(inspect.unwrap(function))
+    return any(
+        getattr(value, "__name__", "").partition(".")[0] == "triton"
+        or type(value).__module__.partition(".")[0] == "triton"
+        for value in vars(module).values()
+    )
+
+
+def _tensors_of(arguments: Sequence[Argument]) -> list[Tensor]:
+    return [argument for argument in arguments if isinstance(argument, Tensor)]
+
+
 def _device_error(family: Family, fault: DeviceFault, memory: Memory) -> Verdict:
     first_line = str(fault.args[0]).strip().splitlines()[0]
     headline = f"{family.name}: the device reported: {first_line}"
     lines = (f"memory: {memory.name}",)
     return Verdict(family.name, (Finding("device error", "device", headline, lines),))
+
+
+def _far_writes(memory: Memory) -> list[Finding]:
+    if not memory.far_writes:
+        return []
+    return [Finding("outside", "far away", memory.far_writes, (f"memory: {memory.name}",))]
 
 
 def _host_tensor(argument: HostTensor, case: Case) -> torch.Tensor:

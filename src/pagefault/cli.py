@@ -8,6 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +24,18 @@ from .case import CaseError
 from .conformance import replay_line, write_case
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
 from .family import FamilyError, case_from_json, families, family_named
+from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
+from .findings import merge as merge_findings
 from .isolation import check_in_child
+from .soak import demanded_checks
+from .soak import why_void as why_soak_is_void
+from .specialisations import json_of, lines_of
 from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
 from .verdict import Signature
 
 FOUND_NOTHING, FOUND_SOMETHING, BAD_USAGE, VOID_RUN, INTERRUPTED = 0, 1, 2, 3, 130
 
-MEMORIES = ("mixed", "arena", "guard")
+MEMORIES = ("mixed", "arena", "guard", "net")
 
 # How often a run that nobody watches says how far it is.
 REPORT_SECONDS = 10.0
@@ -45,6 +51,14 @@ app = typer.Typer(
 TargetOption = Annotated[
     str, typer.Option(help="A name (see `pagefault targets`), a module, or a path to a .py file.")
 ]
+FINDINGS = Path(".pagefault/findings")
+
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Report reads of table cells that the result does not need (interpreter)."
+    ),
+]
 DeviceOption = Annotated[
     str, typer.Option(help="auto, cpu (Triton's interpreter) or cuda (compiled).")
 ]
@@ -58,7 +72,7 @@ def main() -> None:
     """Run the command; every foreseeable error is one line and exit status 2."""
     try:
         app()
-    except (Usage, TargetError, FamilyError, CaseError, DeviceError) as error:
+    except (Usage, TargetError, FamilyError, CaseError, DeviceError, FindingsError) as error:
         print(f"pagefault: {error}", file=sys.stderr)
         sys.exit(BAD_USAGE)
 
@@ -97,11 +111,21 @@ def fuzz(
         str, typer.Option(help="A case that takes longer is a hang.", metavar="DURATION")
     ] = "60s",
     memory: Annotated[
-        str, typer.Option(help="Where tensors lie on a GPU: mixed, arena, or guard.")
+        str, typer.Option(help="Where tensors lie on a GPU: mixed, arena, guard or net.")
     ] = "mixed",
+    strict: StrictOption = False,
     out: Annotated[Path, typer.Option(help="Where the cases of findings go.")] = Path(
         ".pagefault/cases"
     ),
+    findings: Annotated[
+        Path, typer.Option(help="Where findings go, a folder each, and those of earlier runs are.")
+    ] = FINDINGS,
+    soak: Annotated[
+        bool,
+        typer.Option(
+            "--soak", help="Garbage and relations too; void unless every edge and check is reached."
+        ),
+    ] = False,
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write what was run and found here.")
     ] = None,
@@ -109,8 +133,8 @@ def fuzz(
     """Draw cases and check the target against the oracle until the time is over.
 
     Exit status: 0 nothing found, 1 findings, 2 bad usage or a target that can't be loaded,
-    3 a void run (no case ran, or edges were not reached that a run of its length must reach),
-    130 interrupted with nothing found.
+    3 a void run (no case ran, or edges were not reached that a run of its length must reach; of
+    a soak all edges, all checks and all cases), 130 interrupted with nothing found.
     """
     seconds = _duration("--time", time_)
     case_seconds = _duration("--case-time", case_time)
@@ -125,22 +149,40 @@ def fuzz(
     loaded = load_target(target)
     names = _chosen_families(family, set(loaded.functions), loaded.skipped)
     _prepare_folder(out)
+    folder = FindingsFolder(findings)
+    earlier = folder.load()
     plan = Plan(
-        target, names, resolved, seconds, max_cases, seed, num_workers, case_seconds, memory
+        target,
+        names,
+        resolved,
+        seconds,
+        max_cases,
+        seed,
+        num_workers,
+        case_seconds,
+        memory,
+        is_soak=soak,
+        strict=strict,
     )
     console = Console()
     _print_header(console, plan)
-    result = _run_watched(plan, console)
-    void = _why_void(result, loaded)
-    paths = {
-        signature: write_case(out, family_named(signature.family), signature, found.case)
-        for signature, found in result.findings.items()
-    }
-    _print_closing(console, plan, result, loaded, paths, void)
+    if earlier:
+        console.print(f"{len(earlier)} findings of earlier runs in {findings}", soft_wrap=True)
+    filing = Filing(folder, Context.of(plan), loaded)
+    result = _run_watched(plan, console, filing)
+    filing.take(result, is_over=True)
+    void = _why_void(plan, result, loaded)
+    paths = _write_cases(out, result)
+    _print_closing(console, plan, result, loaded, paths, filing, void)
+    for line in folder.set_aside:
+        console.print(Text(line), soft_wrap=True)
     if json_ is not None:
         skipped = {name: why for name, why in loaded.skipped.items() if name not in names}
-        _write_json(json_, plan, result, loaded, paths, void, skipped)
-    if result.findings:
+        try:
+            _write_json(json_, plan, result, loaded, paths, filing, void, skipped)
+        except OSError as error:
+            console.print(Text(f"--json {str(json_)!r} can't be written: {_reason(error)}"))
+    if result.findings or result.lane_failures:
         raise typer.Exit(FOUND_SOMETHING)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -149,19 +191,28 @@ def fuzz(
 
 @app.command()
 def repro(
-    case: Annotated[Path, typer.Argument(help="The JSON of a case.")],
-    target: TargetOption = "ours",
+    case: Annotated[Path, typer.Argument(help="The JSON of a case, or the folder of a finding.")],
+    target: Annotated[
+        str | None, typer.Option(help="As `fuzz` takes it; a finding knows its own.")
+    ] = None,
     device: DeviceOption = "auto",
+    strict: StrictOption = False,
 ) -> None:
     """Run one case and print the verdict.
 
     Exit status: 0 it passes, 1 it fails, 2 the case or the target can't be loaded.
     """
     resolved = resolve_device(device)
-    try:
-        text = case.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"case {str(case)!r} can't be read: {_reason(error)}") from error
+    if case.is_dir():
+        finding = read_finding(case)
+        text = finding.smallest.case
+        target = target or finding.runs[finding.smallest.run].target
+    else:
+        try:
+            text = case.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Usage(f"case {str(case)!r} can't be read: {_reason(error)}") from error
+    target = target or "ours"
     prepare(resolved)
     try:
         family, loaded_case = case_from_json(text)
@@ -174,13 +225,30 @@ def repro(
 
     # The device is the child's alone, and so is a death.
     verdict = check_in_child(
-        lambda case: Checker(loaded, resolved).check_thoroughly(family, case),
+        lambda case: Checker(loaded, resolved, strict=strict).check_thoroughly(family, case),
         family,
         loaded_case,
         Plan.case_seconds,
     )
     print(verdict.text())
     raise typer.Exit(FOUND_NOTHING if verdict.passed else FOUND_SOMETHING)
+
+
+@app.command()
+def merge(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of findings.")],
+    into: Annotated[Path, typer.Option(help="Where they are joined; what is there stays.")],
+) -> None:
+    """Join findings of several runs or machines by signature.
+
+    The same folders in any order, any number of times, give the same result.
+    """
+    findings, damaged = merge_findings(folders, into)
+    for name, finding in findings.items():
+        print(f"{into / name}: {finding.signature}; seen {finding.count} times")
+    for line in damaged:
+        print(line)
+    print(f"{len(findings)} findings in {into}")
 
 
 @app.command()
@@ -257,15 +325,21 @@ def _print_header(console: Console, plan: Plan) -> None:
     )
 
 
-def _run_watched(plan: Plan, console: Console) -> Result:
+def _run_watched(plan: Plan, console: Console, filing: Filing) -> Result:
     started = time.monotonic()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            return run(plan, lambda result: live.update(_progress(plan, result, started)))
+
+            def show(result: Result) -> None:
+                filing.take(result)
+                live.update(_progress(plan, result, started))
+
+            return run(plan, show)
     last = started
 
     def report(result: Result) -> None:
         nonlocal last
+        filing.take(result)
         now = time.monotonic()
         if now - last >= REPORT_SECONDS:
             last = now
@@ -301,11 +375,23 @@ def _tally_table(result: Result) -> Table:
     return table
 
 
-def _why_void(result: Result, target: Target) -> str:
+def _check_table(plan: Plan, result: Result, target: Target) -> Table:
+    """Return how often each check was carried out, those of the soak first."""
+    checks = result.checks
+    table = Table("check", box=None, pad_edge=False)
+    table.add_column("times", justify="right")
+    for check in dict.fromkeys([*demanded_checks(plan, target), *sorted(checks)]):
+        table.add_row(check, str(checks[check]))
+    return table
+
+
+def _why_void(plan: Plan, result: Result, target: Target) -> str:
     if result.failures:
         return f"{len(result.failures)} of the workers failed"
     if result.cases == 0 and not result.findings:
         return "no case ran"
+    if plan.is_soak:
+        return "; ".join(why_soak_is_void(plan, result, target))
     unreached = result.unreached(lambda name: target.terms_of(name).without)
     return "; ".join(
         f"{name} has not reached: {', '.join(edges)}" for name, edges in unreached.items()
@@ -318,6 +404,7 @@ def _print_closing(
     result: Result,
     target: Target,
     paths: Mapping[Signature, Path],
+    filing: Filing,
     void: str,
 ) -> None:
     for found in sorted(result.findings.values(), key=lambda found: found.size):
@@ -328,8 +415,20 @@ def _print_closing(
         times = result.counts[found.signature]
         if times > 1:
             console.print(Text(f"  seen {times} times"))
-        replay = replay_line(paths[found.signature], plan.target, plan.device)
-        console.print(Text(f"  {replay}"), soft_wrap=True)
+        if found.reproduced is not None:
+            console.print(Text(f"  shows in {found.reproduced}"), soft_wrap=True)
+        folder = filing.paths.get(found.signature)
+        path = paths.get(found.signature, folder)
+        if path is None:
+            console.print(Text(found.case), soft_wrap=True)
+        else:
+            replay = replay_line(path, plan.target, plan.device)
+            console.print(Text(f"  {replay}"), soft_wrap=True)
+        failure = filing.failures.get(found.signature)
+        console.print(Text(f"  {failure or f'finding: {folder}'}"), soft_wrap=True)
+    for failure in result.lane_failures:
+        console.print()
+        console.print(Text(failure), soft_wrap=True)
     console.print()
     for fault, times in _known(plan, result, target):
         console.print(
@@ -346,6 +445,10 @@ def _print_closing(
         soft_wrap=True,
         highlight=False,
     )
+    for line in lines_of(result.variants):
+        console.print(Text(line), soft_wrap=True)
+    if plan.is_soak:
+        console.print(_check_table(plan, result, target))
     if result.unchecked:
         console.print(Text(result.unchecked), soft_wrap=True)
     for failure in result.failures:
@@ -353,7 +456,17 @@ def _print_closing(
     if result.interrupted:
         console.print("interrupted")
     if void:
-        console.print(Text(f"void run: {void}"), soft_wrap=True)
+        console.print(Text("void run: " + void.replace("; ", "\n  ")), soft_wrap=True)
+
+
+def _write_cases(out: Path, result: Result) -> dict[Signature, Path]:
+    """Write the case of each finding, and return where; without those that can't be written."""
+    paths = {}
+    for signature, found in result.findings.items():
+        with suppress(OSError):
+            family = family_named(signature.family)
+            paths[signature] = write_case(out, family, signature, found.case)
+    return paths
 
 
 def _known(plan: Plan, result: Result, target: Target) -> list[tuple[KnownFault, int]]:
@@ -378,6 +491,7 @@ def _write_json(
     result: Result,
     target: Target,
     paths: Mapping[Signature, Path],
+    filing: Filing,
     void: str,
     skipped: dict[str, str],
 ) -> None:
@@ -398,19 +512,23 @@ def _write_json(
         "seconds": round(result.seconds, 3),
         "void": void,
         "unchecked": result.unchecked,
+        "checks": dict(sorted(result.checks.items())),
+        "specialisations": json_of(result.variants),
         "families": {**ran, **{name: {"skipped": reason} for name, reason in skipped.items()}},
         "findings": [
             {
                 "signature": str(found.signature),
                 "kind": found.signature.kind,
                 "family": found.signature.family,
-                "case": str(paths[found.signature]),
+                "case": str(paths.get(found.signature, "")),
+                "folder": str(filing.paths.get(found.signature, "")),
                 "count": result.counts[found.signature],
                 "minimal": found.how_small,
                 "verdict": found.verdict,
             }
             for found in result.findings.values()
         ],
+        "lane_failures": result.lane_failures,
         "known": [
             {"signature": fault.signature, "count": times, "reason": fault.reason}
             for fault, times in _known(plan, result, target)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import reached
 from .addresses import Misstep
 from .case import Case, CaseError
 from .family import Expected, Family, TensorValue
@@ -118,6 +119,7 @@ class Comparison:
                 "row": "a row that belongs to no request of the call",
                 "footprint": "which the contract does not name",
                 "race": "which another program touches",
+                "needless": "which the result does not need",
             }[misstep.kind]
             headline = f"{misstep.access} of {misstep.place}, {what}"
             where = f"{misstep.source}, in {misstep.kernel}, program {misstep.program}"
@@ -136,6 +138,7 @@ class Comparison:
     def _compare_exceptions(self, outcomes: Sequence[Outcome]) -> bool:
         """Compare what was raised; return whether anything was or should have been."""
         expected = self._expected.raises
+        reached.count(reached.EXCEPTIONS, expected is not None)
         for outcome in outcomes:
             error = outcome.raised
             if error is None and expected is not None:
@@ -160,11 +163,12 @@ class Comparison:
             writes = self._writes[region.name]
             indices: Any
             if isinstance(writes, Mapping):
-                indices = [region.offset_of(index) for index in writes]
+                indices = region.positions_of(writes)
                 values: Sequence[int | None] = list(writes.values())
             else:
                 indices, values = slice(len(writes)), writes
             if len(values):
+                reached.count(reached.VALUES, len(values))
                 array, is_open = _settled(region.name, values, region.dtype)
                 for half in halves:
                     elements = self._plan.elements(wanted[half], region)
@@ -172,6 +176,9 @@ class Comparison:
                         found = self._plan.elements(after[half], region)[indices]
                         array = np.where(is_open, found, array)
                     elements[indices] = array
+        for half, poison in zip(halves, POISONS):
+            reached.count(reached.poison(poison), len(after[half]) > 0)
+        reached.count(reached.MEMORY, len(halves))
         if np.array_equal(after, wanted):
             return
         replicas = [_Replica(before[half], after[half], wanted[half]) for half in halves]
@@ -273,6 +280,8 @@ class Comparison:
             return
         for path, wanted in expected.items():
             found = [f[path] for f in fetched]
+            is_tensor = isinstance(wanted, TensorValue)
+            reached.count(reached.RETURNED_TENSORS if is_tensor else reached.RETURNED_NUMBERS)
             if isinstance(wanted, TensorValue):
                 self._compare_tensor(path, wanted, returned[path], found)
             elif any(type(value) is not int for value in found):
@@ -314,6 +323,7 @@ class Comparison:
         wanted = self._expected.warnings
         if wanted is None:
             return
+        reached.count(reached.WARNINGS, len(wanted))
         if len(found) != len(wanted):
             headline = f"{_count(len(found), 'warning')} logged, but should be {len(wanted)}"
             self._findings.append(Finding("log", "count", headline, tuple(found[:3])))

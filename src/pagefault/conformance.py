@@ -214,7 +214,7 @@ def check_family(
         verdict, _ = target.without_known(family, case, check(family, case))
         return verdict
 
-    strategy = family.strategy(target.terms_of(family.name).domain)
+    strategy = family.strategy(checker.domain(family))
     failure = first_failure(strategy, check, num_cases, seed, family.name, shard)
     if failure is None:
         return

@@ -107,6 +107,19 @@ def device_name(device: str) -> str:
     return f"cuda, {torch.cuda.get_device_name()}"
 
 
+def is_device_lost(device: str) -> bool:
+    """Return whether nothing can be launched in this process any more."""
+    if device == "cpu":
+        return False
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def driver_version() -> str:
     """Return the version of NVIDIA's driver, or "" where it does not say."""
     try:

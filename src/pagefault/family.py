@@ -208,6 +208,7 @@ class Family:
     explain: Callable[[Any, str, int, int], Explanation] = no_explanation
     expect_any_bytes: Callable[[Any, Inputs, Dialect], Expected] | None = None
     simpler: Callable[[Any], Iterator[Changes]] = lambda case: iter(())
+    capturable: bool = False
 
     def strategy(self, domain: Domain) -> SearchStrategy[Any]:
         """Return the strategy of the cases of a domain."""

@@ -12,17 +12,19 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from . import reached
 from .case import DTYPE_RANGES, Case, CaseError, PageTable
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
 from .family import (
     Argument,
     Dialect,
+    Domain,
     Expected,
     Family,
     Inputs,
@@ -46,8 +48,9 @@ CALL_SECONDS = 30.0
 # The edge of functions that promise nothing outside their domain, in what a target leaves out.
 EDGE = "any bytes"
 
-# What nobody promises outside the domain: garbage may give one cell to two requests.
-_NOT_PROMISED = frozenset(["race"])
+# What nobody promises outside the domain: garbage may give one cell to two requests, and no oracle
+# says which cells a result needs.
+_NOT_PROMISED = frozenset(["race", "needless"])
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,12 @@ def check_garbage(
         arguments=lambda case: garbage.arguments(family),
         expect=expect,
         explain=no_explanation,
+        capturable=False,
     )
     try:
         with _time_limit(seconds):
             verdict = checker.check(spoilt, garbage.case)
+            reached.count(reached.ANY_BYTES)
     except _Overrun:
         return hang_verdict(family, seconds)
     kept = tuple(finding for finding in verdict.findings if finding.kind not in _NOT_PROMISED)
@@ -178,6 +183,9 @@ def check_any_bytes(
     device: str | None = None,
     shard: int = 0,
     seconds: float = CALL_SECONDS,
+    checker: Checker | None = None,
+    narrowed: Callable[[Domain], Domain] = lambda domain: domain,
+    noting: Callable[[Garbage], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Hold a function of a target to what it owes whatever its device tensors hold.
 
@@ -189,23 +197,30 @@ def check_any_bytes(
         device: "auto", "cpu" or "cuda", or None for the session's.
         shard: Which of several streams of this property.
         seconds: How long one call may take, see `check_garbage`.
+        checker: Of the target on this device, or None for a new one.
+        narrowed: Returns what is to be drawn of what may be.
+        noting: Makes a context for each call, for whoever has to know of it.
 
     Raises:
         NonConformance: It raises, does not end, leaves its tensors, or gives another answer than
             the contract fixes; with the smallest such call found.
     """
     __tracebackhide__ = True
-    from .checker import Checker
+    from .checker import WIDE_TABLE, Checker
     from .strategies.any_bytes import garbage_of
 
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
-    checker = Checker(target, resolved)
+    own_checker = checker or Checker(target, resolved)
 
     def check(garbage: Garbage) -> Verdict:
-        return check_garbage(checker, family, garbage, seconds)
+        with noting(garbage):
+            return check_garbage(own_checker, family, garbage, seconds)
 
-    strategy = garbage_of(family, target.terms_of(family.name).domain)
+    # Garbage is kept out of tables that are only reserved: no oracle says what is touched there.
+    domain = own_checker.domain(family)
+    domain = dataclasses.replace(domain, without=domain.without | {WIDE_TABLE})
+    strategy = garbage_of(family, narrowed(domain))
     failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
     if failure is None:
         return
@@ -241,10 +256,19 @@ def _in_smaller_case(
     family: Family, garbage: Garbage, verdict: Verdict, check: Callable[[Garbage], Verdict]
 ) -> tuple[Garbage, Verdict]:
     spoilt = garbage.spoilt
-    minimal = minimise(
-        family, garbage.case, verdict, lambda case: check(Garbage(case, spoilt)), SHRINK_BUDGET
-    )
+
+    def check_accepted(case: Case) -> Verdict:
+        if is_refused(family, case):
+            return Verdict(family.name)  # A step of the minimiser to what says nothing of garbage.
+        return check(Garbage(case, spoilt))
+
+    minimal = minimise(family, garbage.case, verdict, check_accepted, SHRINK_BUDGET)
     return Garbage(minimal.case, spoilt), minimal.verdict
+
+
+def is_refused(family: Family, case: Case) -> bool:
+    """Return whether the host has to refuse a case, whatever the device tensors hold."""
+    return any(edge.startswith("refused: ") for edge in family.edges(case))
 
 
 def _plainer(

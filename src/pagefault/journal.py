@@ -6,10 +6,10 @@ import mmap
 import pickle
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from .case import Case
 
 _SIZE_BYTES = 1 << 20
 # Size of the entry, and when it was written, on the clock that all processes share.
@@ -21,7 +21,7 @@ class Noted(NamedTuple):
 
     Attributes:
         family: The family's name.
-        case: The case.
+        case: The case, or what else was to be launched with one inside.
     """
 
     family: str
@@ -40,7 +40,16 @@ class Journal:
             file.truncate(_SIZE_BYTES)
             self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
 
-    def note(self, family: str, case: Case) -> None:
+    @contextmanager
+    def noting(self, family: str, case: object) -> Iterator[None]:
+        """Write down a case for the time of its launches."""
+        self.note(family, case)
+        try:
+            yield
+        finally:
+            self.clear()
+
+    def note(self, family: str, case: object) -> None:
         """Write down the case that is launched next."""
         entry = pickle.dumps((family, case), protocol=pickle.HIGHEST_PROTOCOL)
         if len(entry) > _SIZE_BYTES - _HEADER.size:

@@ -10,19 +10,21 @@ name; a write that jumps over the arena is not seen here.
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from .case import Case, PageTable
+from .case import NUM_IDS, Case, CaseError, PageTable
 from .family import Tensor
 
 if TYPE_CHECKING:
-    from .mapping import Blocks
+    from .mapping import Blocks, Net
 
 GUARD_BYTES = 128
 END_GUARD_BYTES = 4096
@@ -39,7 +41,17 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 ITEMSIZE_BYTES = {"int32": 4, "int64": 8}
 TORCH_DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
+# What is filled beside each touched cell of a table that is only reserved, and beside its ends.
+CELLS_BESIDE = 8
+
+MOST_ARENA_BYTES = 1 << 30
+
 Words = np.ndarray[Any, np.dtype[np.int32]]
+Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
+# (row, column) of the cells that a call may read or write, by page table.
+Touched = Mapping[str, Collection[tuple[int, int]]]
+NOTHING_RESERVED: Touched = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +70,8 @@ class Region:
         num_elements: Elements from the first to the last, gaps included.
         itemsize_bytes: Size of an element.
         end_bytes: Offset of what follows the last element.
+        filled: For a table that is only reserved, which elements, counted from its first one, lie
+            in the arena, one behind the other; None for all.
     """
 
     name: str
@@ -71,6 +85,7 @@ class Region:
     num_elements: int = field(init=False)
     itemsize_bytes: int = field(init=False)
     end_bytes: int = field(init=False)
+    filled: Offsets | None = None
 
     def __post_init__(self) -> None:
         is_empty = self.rows == 0 or self.columns == 0
@@ -81,12 +96,26 @@ class Region:
     def move(self, start_bytes: int) -> None:
         """Let the tensor start somewhere else."""
         self.start_bytes = start_bytes
-        self.end_bytes = start_bytes + self.num_elements * self.itemsize_bytes
+        num_filled = self.num_elements if self.filled is None else len(self.filled)
+        self.end_bytes = start_bytes + num_filled * self.itemsize_bytes
+
+    def fill_only(self, offsets: Offsets) -> None:
+        """Let the tensor be reserved, and only these elements of it lie in the arena."""
+        self.filled = offsets
+        self.move(self.start_bytes)
 
     def offset_of(self, index: int) -> int:
         """Return where the element of a flat index (row * columns + column) lies, in elements."""
         row, column = divmod(index, self.columns)
         return row * self.row_stride + column
+
+    def positions_of(self, indices: Collection[int]) -> list[int] | Offsets:
+        """Return where the elements of flat indices lie among those in the arena."""
+        offsets = [self.offset_of(index) for index in indices]
+        if self.filled is None:
+            return offsets
+        positions: Offsets = np.searchsorted(self.filled, offsets)
+        return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +126,12 @@ class Cell:
         region: The tensor.
         offset: Elements from the tensor's first one; negative before it, and what lies behind a
             row or the tensor counts on.
+        position: Elements of the tensor's dtype from the start of the arena.
     """
 
     region: Region
     offset: int
+    position: int
 
     @property
     def index(self) -> int | None:
@@ -114,7 +145,7 @@ class Cell:
     def value(self, words: Words) -> int:
         """Return what the cell holds in a replica."""
         buffer = words if self.region.dtype == "int32" else words.view(np.int64)
-        return int(buffer[self.region.start_bytes // self.region.itemsize_bytes + self.offset])
+        return int(buffer[self.position])
 
     def __str__(self) -> str:
         region = self.region
@@ -136,17 +167,27 @@ class Plan:
     Args:
         case: The case, for its placements.
         tensors: Its arguments that are device tensors.
+        touched: Of the tables that are only reserved.
+
+    Raises:
+        CaseError: The tensors take more memory than a case may.
     """
 
-    def __init__(self, case: Case, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, case: Case, tensors: Sequence[Tensor], touched: Touched = NOTHING_RESERVED
+    ) -> None:
         self.regions: list[Region] = []
         cursor = END_GUARD_BYTES
         for tensor in tensors:
             region = _region(case, tensor, cursor)
+            if region.name in touched:
+                region.fill_only(_offsets_to_fill(region, touched[region.name]))
             region.move(region.start_bytes + self._offset_bytes(case, region))
             self.regions.append(region)
             cursor = _rounded_up(region.end_bytes + GUARD_BYTES)
         self.num_bytes = cursor + END_GUARD_BYTES
+        if self.num_bytes > MOST_ARENA_BYTES:
+            raise CaseError(f"the tensors take {cursor >> 20} MiB, but should not take 1024")
         # The guard between two tensors is split half-way when a stray write has to be named.
         self._bounds = [region.start_bytes - GUARD_BYTES // 2 for region in self.regions[1:]]
 
@@ -178,22 +219,30 @@ class Plan:
             if tensor.values is None or start == end:
                 continue
             if isinstance(tensor.values, PageTable):
-                _fill_table([buffer[start:end] for buffer in buffers], region, tensor.values)
+                parts = [buffer[start:end] for buffer in buffers]
+                if region.filled is None:
+                    _fill_table(parts, region, tensor.values)
+                else:
+                    _fill_cells(parts, region, region.filled, tensor.values)
                 continue
             values = np.array(tensor.values, dtype=NUMPY_DTYPES[region.dtype])
             for buffer in buffers:
                 buffer[start:end] = values
 
     def elements(self, words: Words, region: Region) -> np.ndarray[Any, Any]:
-        """Return the elements of a tensor, gaps included, as a view of a replica."""
+        """Return the elements of a tensor that the arena holds, as a view of a replica."""
         buffer = words if region.dtype == "int32" else words.view(np.int64)
-        start = region.start_bytes // region.itemsize_bytes
-        return buffer[start : start + region.num_elements]
+        itemsize = region.itemsize_bytes
+        return buffer[region.start_bytes // itemsize : region.end_bytes // itemsize]
 
     def cell_at(self, byte: int) -> Cell:
         """Return the cell that holds a byte of the replica."""
         region = self.regions[bisect_right(self._bounds, byte)]
-        return Cell(region, (byte - region.start_bytes) // region.itemsize_bytes)
+        position = byte // region.itemsize_bytes
+        offset = (byte - region.start_bytes) // region.itemsize_bytes
+        if region.filled is not None and 0 <= offset < len(region.filled):
+            offset = int(region.filled[offset])
+        return Cell(region, offset, position)
 
 
 class BlockPlan(Plan):
@@ -242,8 +291,33 @@ def _region(case: Case, tensor: Tensor, start_bytes: int) -> Region:
     )
 
 
+def _offsets_to_fill(region: Region, touched: Collection[tuple[int, int]]) -> Offsets:
+    """Return the elements of a reserved table to fill, those beside what is touched included."""
+    ends = {0, region.num_elements - 1}
+    ends |= {row * region.row_stride + column for row, column in touched}
+    beside = np.arange(-CELLS_BESIDE, CELLS_BESIDE + 1, dtype=np.int64)
+    offsets = np.fromiter(ends, np.int64)[:, None] + beside
+    filled: Offsets = np.unique(offsets)
+    return filled
+
+
+def _fill_cells(
+    buffers: Sequence[np.ndarray[Any, Any]], region: Region, filled: Offsets, table: PageTable
+) -> None:
+    """Write page ids to the elements that are filled and are cells of the table."""
+    rows, columns = np.divmod(filled, region.row_stride)
+    is_cell = (filled >= 0) & (filled < region.num_elements) & (columns < region.columns)
+    ids = table.first + table.step * ((rows * table.max_pages + columns) % NUM_IDS)
+    for row, column, page_id in table.edits:
+        ids[(rows == row) & (columns == column)] = page_id
+    for elements in buffers:
+        elements[is_cell] = ids[is_cell]
+
+
 def _fill_table(buffers: Sequence[np.ndarray[Any, Any]], region: Region, table: PageTable) -> None:
     ids = np.arange(table.num_cells, dtype=np.int64)
+    if table.num_cells > NUM_IDS:
+        ids %= NUM_IDS
     ids *= table.step
     ids += table.first
     for row, column, page_id in table.edits:
@@ -275,11 +349,16 @@ class Memory(Protocol):
 
     Attributes:
         name: What reports call it.
+        reserves: Whether it holds tables that are reserved, and not filled.
+        far_writes: What was written far away from every tensor since the tensors were placed, or
+            "" for nothing or where that can't be seen; known once they are read back.
     """
 
     name: str
+    reserves: bool
+    far_writes: str
 
-    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan | None:
+    def plan(self, case: Case, tensors: Sequence[Tensor], touched: Touched) -> Plan | None:
         """Return where the tensors of a case are to lie, or None if they do not fit."""
 
     def place(self, plan: Any, tensors: Sequence[Tensor]) -> Replicas:
@@ -296,51 +375,90 @@ class HostMemory:
     """Arena in host memory, for Triton's interpreter."""
 
     name = "arena"
+    reserves = True
+    far_writes = ""
 
     def __init__(self) -> None:
         self._words: Words = np.empty(0, dtype=np.int32)
+        # Each reserved table, its filled elements there, and where the arena has these.
+        self._reserved: list[tuple[Words, Offsets, Words]] = []
 
-    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan:
+    def plan(self, case: Case, tensors: Sequence[Tensor], touched: Touched) -> Plan:
         """Return where the tensors of a case are to lie."""
-        return Plan(case, tensors)
+        return Plan(case, tensors, touched)
 
     def place(self, plan: Plan, tensors: Sequence[Tensor]) -> Replicas:
         """Return both replicas of the tensors of a case."""
         num_words = plan.num_bytes // 4
-        # A new array each time: the interpreter copies the whole storage of what it is given.
+        # A new array each time: what a call has kept of the last one's is no part of this one.
         raw = np.empty(2 * plan.num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
         shift = -raw.ctypes.data % ALIGNMENT_BYTES
         self._words = raw[shift : shift + 2 * plan.num_bytes].view(np.int32)
         plan.fill(self._words, tensors)
         narrow = torch.from_numpy(self._words)
         wide = torch.from_numpy(self._words.view(np.int64))
-        return Replicas(
-            (
-                _views(plan, narrow, wide, 0),
-                _views(plan, narrow, wide, num_words),
-            ),
-            self._words.copy(),
-        )
+        self._reserved = []
+        replicas = []
+        for first_word in (0, num_words):
+            views = _views(plan, narrow, wide, first_word)
+            words = self._words[first_word : first_word + num_words]
+            for number, region in enumerate(plan.regions):
+                if region.filled is not None:
+                    views[number] = self._reserve(
+                        region, region.filled, plan.elements(words, region)
+                    )
+            replicas.append(views)
+        return Replicas((replicas[0], replicas[1]), self._words.copy())
+
+    def _reserve(self, region: Region, filled: Offsets, elements: Words) -> torch.Tensor:
+        """Return a table in memory of its own, of which only the filled pages are ever used."""
+        reserved = _reserved_words(region.num_elements + 2 * CELLS_BESIDE)
+        reserved[filled + CELLS_BESIDE] = elements
+        self._reserved.append((reserved, filled + CELLS_BESIDE, elements))
+        flat = torch.from_numpy(reserved)
+        return flat.as_strided(region.shape, (region.row_stride, 1), CELLS_BESIDE)
 
     def read_back(self, plan: Plan) -> Words:
         """Return what both replicas hold now."""
+        for reserved, filled, elements in self._reserved:
+            elements[:] = reserved[filled]
+        self._reserved = []
         return self._words
 
     def synchronise(self) -> None:
         """Do nothing: a call on the host has ended when it returns."""
 
 
+def _reserved_words(num_words: int) -> Words:
+    """Return zeros that take memory only where they are used.
+
+    Raises:
+        CaseError: The system does not reserve so many addresses.
+    """
+    try:
+        # Python knows the flag's name since 3.13.
+        no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+        reserved = mmap.mmap(-1, 4 * num_words, flags=flags)
+    except (OSError, OverflowError, ValueError) as error:
+        gibibytes = 4 * num_words / 2**30
+        raise CaseError(f"{gibibytes:.1f} GiB of addresses can't be reserved: {error}") from error
+    return np.frombuffer(reserved, dtype=np.int32)
+
+
 class CudaMemory:
     """Arena in device memory, with pinned host memory to copy from and to."""
 
     name = "arena"
+    reserves = False
+    far_writes = ""
 
     def __init__(self) -> None:
         self._grow(1 << 20)
 
-    def plan(self, case: Case, tensors: Sequence[Tensor]) -> Plan:
-        """Return where the tensors of a case are to lie."""
-        return Plan(case, tensors)
+    def plan(self, case: Case, tensors: Sequence[Tensor], touched: Touched) -> Plan | None:
+        """Return where the tensors of a case are to lie, or None if they do not fit."""
+        return None if touched else Plan(case, tensors, touched)
 
     def _grow(self, num_bytes: int) -> None:
         self._device_words = torch.empty(num_bytes // 4, dtype=torch.int32, device="cuda")
@@ -389,6 +507,8 @@ class GuardMemory:
 
     def __init__(self, blocks: Blocks, at_end: bool) -> None:
         self.name = "guard after" if at_end else "guard before"
+        self.reserves = False
+        self.far_writes = ""
         self._at_end = at_end
         self._blocks = blocks
         self._wide = [block.view(torch.int64) for block in blocks.blocks]
@@ -400,8 +520,10 @@ class GuardMemory:
         self._copy_to_device = blocks.copier(self._upload, to_host=False)
         self._copy_to_host = blocks.copier(self._download, to_host=True)
 
-    def plan(self, case: Case, tensors: Sequence[Tensor]) -> BlockPlan | None:
+    def plan(self, case: Case, tensors: Sequence[Tensor], touched: Touched) -> BlockPlan | None:
         """Return where the tensors of a case are to lie, or None if they do not fit."""
+        if touched:
+            return None
         plan = BlockPlan(case, tensors, self._at_end)
         fits = plan.row_bytes <= self._blocks.block_bytes
         fits = fits and 2 * len(tensors) <= len(self._blocks.blocks)
@@ -446,32 +568,151 @@ class GuardMemory:
         return block.as_strided(region.shape, stride, start)
 
 
+class NetMemory:
+    """Arenas in the middle of tens of GiB of addresses that all lead to one page, which is watched.
+
+    A wild or wrapped address neither faults nor goes unnoticed: a write changes the page, a read
+    finds the replica's poison there. A page table that is only reserved lies behind the arena; the
+    pages of its filled elements are mapped for the time of the call.
+
+    Args:
+        nets: One for each replica.
+    """
+
+    name = "net"
+    reserves = True
+
+    def __init__(self, nets: Sequence[Net]) -> None:
+        self.far_writes = ""
+        self._nets = nets
+        num_words = nets[0].arena_bytes // 4
+        self._wide = [net.arena.view(torch.int64) for net in nets]
+        self._upload = torch.empty(2 * num_words, dtype=torch.int32, pin_memory=True)
+        self._download = torch.empty(2 * num_words, dtype=torch.int32, pin_memory=True)
+        self._upload_words: Words = self._upload.numpy()
+        self._download_words: Words = self._download.numpy()
+        self._extremes = torch.empty((2, 2), dtype=torch.int32, pin_memory=True)
+        # Per replica the filled elements of its reserved table, on the device, counted in the net.
+        self._filled: list[torch.Tensor | None] = [None, None]
+        for net, poison in zip(nets, POISONS):
+            net.watched().fill_(poison)
+
+    def plan(self, case: Case, tensors: Sequence[Tensor], touched: Touched) -> Plan | None:
+        """Return where the tensors of a case are to lie, or None if they do not fit."""
+        plan = Plan(case, tensors, touched)
+        reserved = [region for region in plan.regions if region.filled is not None]
+        fits = plan.num_bytes <= self._nets[0].arena_bytes and len(reserved) <= 1
+        for region in reserved:
+            assert region.filled is not None
+            fits = fits and self._nets[0].can_show(self._offset(case, region) + region.filled)
+        return plan if fits else None
+
+    @staticmethod
+    def _offset(case: Case, region: Region) -> int:
+        return case.placement(region.name).offset
+
+    def place(self, plan: Plan, tensors: Sequence[Tensor]) -> Replicas:
+        """Return both replicas of the tensors of a case."""
+        num_words = plan.num_bytes // 4
+        words = self._upload_words[: 2 * num_words]
+        plan.fill(words, tensors)
+        replicas = []
+        for number, net in enumerate(self._nets):
+            upload = self._upload[number * num_words : (number + 1) * num_words]
+            net.arena[:num_words].copy_(upload, non_blocking=True)
+            views = _views(plan, net.arena, self._wide[number], 0)
+            for i, region in enumerate(plan.regions):
+                if region.filled is not None:
+                    views[i] = self._reserve(number, region, region.filled)
+            replicas.append(views)
+        return Replicas((replicas[0], replicas[1]), words)
+
+    def _reserve(self, number: int, region: Region, filled: Offsets) -> torch.Tensor:
+        """Map the pages of the filled elements of a replica's table, and fill them."""
+        net = self._nets[number]
+        # The arena has an alignment of its own, so that this is what the case's offset says.
+        first = net.first_reserved + region.start_bytes % ALIGNMENT_BYTES // 4
+        net.show(first + filled)
+        net.watched().fill_(POISONS[number])
+        indices = torch.from_numpy(first + filled).to("cuda")
+        net.everything.index_copy_(0, indices, self._elements(number, region))
+        self._filled[number] = indices
+        return net.everything.as_strided(region.shape, (region.row_stride, 1), first)
+
+    def _elements(self, number: int, region: Region) -> torch.Tensor:
+        return self._nets[number].arena[region.start_bytes // 4 : region.end_bytes // 4]
+
+    def read_back(self, plan: Plan) -> Words:
+        """Return what both replicas hold now, after everything launched has ended."""
+        num_words = plan.num_bytes // 4
+        for number, net in enumerate(self._nets):
+            indices = self._filled[number]
+            if indices is not None:
+                (region,) = [region for region in plan.regions if region.filled is not None]
+                self._elements(number, region).copy_(net.everything.index_select(0, indices))
+                net.everything.index_fill_(0, indices, POISONS[number])
+            download = self._download[number * num_words : (number + 1) * num_words]
+            download.copy_(net.arena[:num_words], non_blocking=True)
+            extremes = torch.stack(torch.aminmax(net.watched()))
+            self._extremes[number].copy_(extremes, non_blocking=True)
+        self.synchronise()
+        self._look_for_far_writes()
+        for number, net in enumerate(self._nets):
+            if self._filled[number] is not None:
+                net.hide()
+                self._filled[number] = None
+        return self._download_words[: 2 * num_words]
+
+    def _look_for_far_writes(self) -> None:
+        self.far_writes = ""
+        for number, (net, poison) in enumerate(zip(self._nets, POISONS)):
+            found = [value for value in self._extremes[number].tolist() if value != poison]
+            if found:
+                num_cells = int((net.watched() != poison).sum())
+                self.far_writes = (
+                    f"{found[0]} was written to one of {num_cells} cells far away from every tensor"
+                )
+                net.watched().fill_(poison)
+
+    def synchronise(self) -> None:
+        """Wait for the current stream; a fault of the device raises here."""
+        torch.cuda.current_stream().synchronize()
+
+
 def memories_of(device: str, kind: str = "mixed") -> tuple[list[Memory], str]:
     """Return the kinds of memory to try on "cpu" or "cuda", and why some are missing.
 
     Args:
         device: Where.
-        kind: "mixed", "arena" or "guard".
+        kind: "mixed", "arena", "guard" or "net".
     """
     if device == "cpu":
         return [HostMemory()], ""
     if kind == "arena":
         return [CudaMemory()], ""
-    from .mapping import MappingError, blocks_of_process
+    from .mapping import MappingError, blocks_of_process, nets_of_process
 
+    memories: list[Memory] = []
     try:
-        blocks = blocks_of_process()
+        if kind in ("mixed", "guard"):
+            blocks = blocks_of_process()
+            memories += [GuardMemory(blocks, at_end=True), GuardMemory(blocks, at_end=False)]
+        if kind in ("mixed", "net"):
+            memories.append(NetMemory(nets_of_process()))
     except MappingError as error:
-        return [CudaMemory()], f"reads outside are not seen: {error}"
-    guards: list[Memory] = [GuardMemory(blocks, at_end=True), GuardMemory(blocks, at_end=False)]
-    return guards if kind == "guard" else [CudaMemory(), *guards], ""
+        return [CudaMemory()], f"accesses outside that change nothing are not seen: {error}"
+    return ([CudaMemory(), *memories] if kind == "mixed" else memories), ""
 
 
 def _views(
     plan: Plan, narrow: torch.Tensor, wide: torch.Tensor, first_word: int
 ) -> list[torch.Tensor]:
+    """Return the tensors of a replica; an empty one in the place of a table that is reserved."""
     tensors = []
     for region in plan.regions:
+        if region.filled is not None:
+            tensors.append(narrow[:0])
+            continue
         if region.dtype == "int32":
             base, start = narrow, first_word + region.start_bytes // 4
         else:

@@ -16,7 +16,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .case import DTYPE_RANGES, Case, CaseError, PageTable, Placement
+from .case import (
+    DTYPE_RANGES,
+    MOST_FILLED_ELEMENTS,
+    Case,
+    CaseError,
+    PageTable,
+    Placement,
+    with_row_stride,
+)
 from .family import Changes, Family
 from .verdict import Verdict
 
@@ -245,7 +253,13 @@ def _simpler_tables(case: Case) -> Iterator[Changes]:
         for num_rows in _closer_to_zero(table.num_rows):
             yield {field.name: table.resized(num_rows, table.max_pages)}
         for max_pages in _closer_to_zero(table.max_pages):
-            yield {field.name: table.resized(table.num_rows, max_pages)}
+            narrower = table.resized(table.num_rows, max_pages)
+            yield {field.name: narrower}
+            if case.span_of(field.name) > MOST_FILLED_ELEMENTS:
+                # A gap where the dropped columns were, so that no row moves.
+                row_stride = table.max_pages + case.placement(field.name).pitch
+                layout = with_row_stride(case, field.name, max_pages, row_stride)
+                yield {field.name: narrower, "layout": layout}
         if table.edits:
             yield {field.name: dataclasses.replace(table, edits=())}
         for i, (row, column, page_id) in enumerate(table.edits):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from . import reached
 from .case import Case, CaseError, PageTable
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
@@ -431,6 +433,8 @@ def check_relation(
     seed: int | None = None,
     device: str | None = None,
     shard: int = 0,
+    narrowed: Callable[[Domain], Domain] = lambda domain: domain,
+    noting: Callable[[Case], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Hold a target to a relation, and return on how many cases it held.
 
@@ -441,6 +445,8 @@ def check_relation(
         seed: Of the stream, or None for the session's.
         device: "auto", "cpu" or "cuda", or None for the session's.
         shard: Which of several streams of this property.
+        narrowed: Returns what is to be drawn of what may be.
+        noting: Makes a context for each case, for whoever has to know of it.
 
     Raises:
         NonConformance: The relation does not hold; with the smallest case found.
@@ -456,7 +462,8 @@ def check_relation(
 
     def check(case: Case) -> Verdict:
         try:
-            difference = relation.check(calls, case)
+            with noting(case):
+                difference = relation.check(calls, case)
         except (Excluded, CaseError):
             # A related case lies outside the domain, such as a start past what its dtype holds.
             difference = None
@@ -470,10 +477,12 @@ def check_relation(
         if getattr(case, "refusal", ""):
             return _verdict(family, relation, None)
         verdict = check(case)
-        num_held += verdict.passed and not verdict.summary
+        is_held = verdict.passed and not verdict.summary
+        num_held += is_held
+        reached.count(reached.relation(relation.name), is_held)
         return verdict
 
-    strategy = family.strategy(_domain(target, relation))
+    strategy = family.strategy(narrowed(_domain(target, relation)))
     failure = first_failure(strategy, check_and_count, num_cases, seed, relation.name, shard)
     if failure is None:
         return num_held
@@ -498,7 +507,9 @@ def _verdict(family: Family, relation: Relation, difference: str | None) -> Verd
 
 
 def _domain(target: Target, relation: Relation) -> Domain:
-    """Return what may be drawn: what no function of the relation leaves out."""
+    """Return what may be drawn: what no function leaves out, in tables that can be filled."""
+    from .checker import WIDE_TABLE
+
     domain = target.terms_of(relation.functions[0]).domain
     edges = {
         edge
@@ -506,4 +517,4 @@ def _domain(target: Target, relation: Relation) -> Domain:
         for edge in target.terms_of(function).without
         if edge in families()[relation.functions[0]].all_edges
     }
-    return dataclasses.replace(domain, without=domain.without | edges)
+    return dataclasses.replace(domain, without=domain.without | edges | {WIDE_TABLE})

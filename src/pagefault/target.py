@@ -169,6 +169,26 @@ def load_target(name: str) -> Target:
     return _target_of(name, modules)
 
 
+def file_of(name: str, function: str) -> Path:
+    """Return the file of a target that has a function.
+
+    Args:
+        name: Of a target that is loaded, as `load_target` took it.
+        function: The function's name.
+
+    Raises:
+        TargetError: There is none.
+    """
+    if name.endswith(".py"):
+        return Path(name).resolve()
+    for module_name in REGISTRY.get(name, (name,)):
+        module = sys.modules.get(module_name)
+        path = getattr(module, "__file__", None)
+        if path and hasattr(module, function):
+            return Path(path).resolve()
+    raise TargetError(f"target {name!r} has no file with {function}")
+
+
 def _import(name: str, module: str) -> ModuleType:
     # As with `python -m`: what lies in the current folder can be imported.
     if not {"", os.getcwd()} & set(sys.path):

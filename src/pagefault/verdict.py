@@ -33,6 +33,7 @@ KINDS = {
     "not refused": "bad input that was taken",
     "outside": "a write outside the cells that the contract names",
     "row": "an access in a row of the page table that belongs to no request of the call",
+    "capture": "a call that can't be captured in a CUDA graph, but should",
     "race": "a cell that one program writes and another reads or writes",
     "input changed": "an input that no longer holds what it held",
     "returned": "a returned value of another structure, shape, dtype or device",
@@ -40,6 +41,7 @@ KINDS = {
     "unwritten": "a cell that should have been written and was not",
     "value": "a wrong value",
     "log": "a warning that is missing, wrong or too many",
+    "needless": "a read of a cell that the result does not need",
 }
 
 
@@ -88,6 +90,12 @@ class Verdict:
     def fatal(self) -> bool:
         """Whether the process that saw it can't launch anything any more."""
         return any(finding.kind == "device error" for finding in self.findings)
+
+    def with_more(self, *findings: Finding) -> Verdict:
+        """Return the verdict with more findings."""
+        if not findings:
+            return self
+        return Verdict(self.family, sorted_findings([*self.findings, *findings]), self.summary)
 
     def text(self) -> str:
         """Return the report: each finding with its lines, then the summary."""

@@ -14,7 +14,7 @@ import torch
 
 from pagefault.case import PageTable, Placement
 from pagefault.checker import Checker
-from pagefault.family import Domain, Tensor, family_named
+from pagefault.family import Tensor, family_named
 from pagefault.memory import END_GUARD_BYTES, GUARD_BYTES, POISONS, HostMemory, Plan
 from pagefault.strategies.chunked_prefill import ChunkingCase
 from pagefault.strategies.out_cache_loc import OutCacheLocCase
@@ -93,7 +93,10 @@ def test_a_right_function_in_plain_torch_passes(plain, family_name):
     checker = Checker(plain, "cpu")
     verdicts = []
     draw_cases(
-        family.strategy(Domain()), 60, 5, lambda case: verdicts.append(checker.check(family, case))
+        family.strategy(checker.domain(family)),
+        60,
+        5,
+        lambda case: verdicts.append(checker.check(family, case)),
     )
     assert len(verdicts) == 60
     assert {verdict.text() for verdict in verdicts} == {f"{family_name}: passed"}

@@ -47,7 +47,7 @@ def streams(name: str) -> list[Stream]:
             stream.edges.append(family.edges(case))
             stream.batch_sizes.append(case.num_requests)
             stream.hashes.add(hash(case))
-            if len(stream.edges) % 10 == 0:
+            if len(stream.edges) % 10 == 0 and "long rows" not in stream.edges[-1]:
                 stream.some.append(case)
 
         draw_cases(family.strategy(Domain()), CASES_PER_SEED, seed, use)

@@ -119,6 +119,7 @@ FAMILIES = [
         must_reach=COMMON_SLOT_EDGES | {"length 0", "pitched table", "offset", "spare output"},
         explain=_explain,
         expect_any_bytes=expect_fused_decode,
+        capturable=True,
         simpler=_simpler,
     )
 ]

@@ -126,6 +126,7 @@ FAMILIES = [
         must_reach=COMMON_SLOT_EDGES | {"pitched table", "offset", "spare output"},
         explain=_explain,
         expect_any_bytes=expect_out_cache_loc,
+        capturable=True,
         simpler=_simpler,
     ),
     Family(
@@ -149,6 +150,7 @@ FAMILIES = [
         must_reach=COMMON_SLOT_EDGES | {"pitched table", "offset", "spare output"},
         explain=_explain,
         expect_any_bytes=expect_out_cache_loc,
+        capturable=True,
         simpler=_simpler,
     ),
 ]

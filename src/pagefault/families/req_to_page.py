@@ -255,6 +255,7 @@ FAMILIES = [
         - {"int64 new_occupied_pages"},
         must_reach=COMMON_PAGE_EDGES | {"row repeated", "offset"},
         explain=_explain,
+        capturable=True,
         simpler=_simpler_update,
         expect_any_bytes=expect_update,
     ),

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..case import Case, PageTable, Placement
+from ..case import MOST_FILLED_ELEMENTS, Case, PageTable, Placement, with_row_stride
 from ..family import Changes, Explanation
 from ..memory import POISONS
 from ..strategies.edges import INT32_MAX
@@ -177,7 +177,13 @@ def _wide_slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) 
 def layout_edges(case: Case) -> frozenset[str]:
     """Return the edges of how a case lies in memory."""
     case_type: Any = type(case)
-    return _layout_edges(case_type, case.layout)
+    edges = _layout_edges(case_type, case.layout)
+    for table in case.tables():
+        if case.span_of(table) > 2**31:
+            edges |= {"wide table"}
+            if getattr(case, table).num_cells > 2**31:
+                edges |= {"long rows"}
+    return edges
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -206,6 +212,7 @@ def all_layout_edges(
             *(f"offset {name}" for name in plain),
             *(f"spare {name}" for name in outputs),
             *("offset", "pitched table", *(("spare output",) if outputs else ())),
+            *(("wide table", "long rows") if table else ()),
         ]
     )
 
@@ -306,7 +313,16 @@ def _with_rows(
     changes: dict[str, Any] = {rows: tuple(new_row.get(row, row) for row in getattr(case, rows))}
     if per_row:
         changes[per_row] = tuple(getattr(case, per_row)[row] for row in kept)
-    yield {**changes, table: PageTable(len(kept), old.max_pages, edits)}
+    fewer = PageTable(len(kept), old.max_pages, edits)
+    yield {**changes, table: fewer}
+    span = case.span_of(table)
+    if span > MOST_FILLED_ELEMENTS and len(kept) > 1:
+        # Rows farther apart, so that the last one lies about where it did.
+        yield {
+            **changes,
+            table: fewer,
+            "layout": with_row_stride(case, table, old.max_pages, -(-span // (len(kept) - 1))),
+        }
     if old.num_cells <= MOST_CELLS_KEPT:
         yield {**changes, table: PageTable.from_rows([old.rows[row] for row in kept])}
 

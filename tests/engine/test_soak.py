@@ -1,0 +1,277 @@
+"""A soak says what it has not reached, and counts checks where they are carried out."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pagefault import reached
+from pagefault.addresses import BACKWARDS
+from pagefault.campaign import RARE_PAGE_SIZES, FamilyTally, Plan, Result, _Worker
+from pagefault.checker import Checker
+from pagefault.comparison import Comparison
+from pagefault.conformance import session
+from pagefault.family import Domain, families, family_named
+from pagefault.garbage import Garbage, check_garbage
+from pagefault.relations import RELATIONS, check_relation
+from pagefault.soak import demanded_checks, why_void
+from pagefault.target import load_target
+
+FAULTY = Path(__file__).parents[1] / "faulty_any_bytes"
+
+OURS = load_target("ours")
+PLAN = Plan("ours", list(families()), "cpu", 60.0, 100, 1, 1, strict=True, is_soak=True)
+
+IN_INTERPRETER = pytest.mark.skipif(session.device == "cuda", reason="counts the interpreter's")
+
+
+def whole_result():
+    """Return a result in which everything was reached."""
+    tallies = {
+        name: FamilyTally(cases=100, edges=Counter(family.all_edges))
+        for name, family in families().items()
+    }
+    next(iter(tallies.values())).checks.update(demanded_checks(PLAN, OURS))
+    return Result(tallies)
+
+
+def test_a_soak_that_has_reached_everything_is_not_void():
+    assert why_void(PLAN, whole_result(), OURS) == []
+
+
+def test_a_soak_says_which_edges_it_has_not_reached():
+    result = whole_result()
+    del result.tallies["chunking"].edges["several chunks"]
+    assert why_void(PLAN, result, OURS) == ["chunking has not reached: several chunks"]
+
+
+@pytest.mark.parametrize("check", demanded_checks(PLAN, OURS))
+def test_a_soak_says_which_check_it_has_not_carried_out(check):
+    result = whole_result()
+    for tally in result.tallies.values():
+        tally.checks[check] = 0
+    assert why_void(PLAN, result, OURS) == [f"not carried out: {check}"]
+
+
+def test_a_soak_that_runs_out_of_time_is_void():
+    plan = dataclasses.replace(PLAN, max_cases=1000)
+    assert why_void(plan, whole_result(), OURS) == [
+        f"the time was over after {100 * len(families())} of 1000 cases"
+    ]
+
+
+def test_what_only_some_functions_have_is_demanded_of_all_of_them_together():
+    one = dataclasses.replace(PLAN, families=["chunking"])
+    missing = set(demanded_checks(PLAN, OURS)) - set(demanded_checks(one, OURS))
+    relations = {reached.relation(name) for name in RELATIONS} - {
+        reached.relation("permuted chunking")
+    }
+    some = {
+        *(reached.RETURNED_TENSORS, reached.RETURNED_NUMBERS),
+        *(reached.EXCEPTIONS, reached.WARNINGS),
+    }
+    assert missing == some | relations
+
+
+def test_on_a_gpu_every_kind_of_memory_is_demanded():
+    plan = dataclasses.replace(PLAN, device="cuda")
+    checks = demanded_checks(plan, OURS)
+    for kind in ("arena", "guard after", "guard before", "net"):
+        assert reached.memory(kind) in checks
+    assert reached.ACCESSES not in checks
+    only_guards = demanded_checks(dataclasses.replace(plan, memory="guard"), OURS)
+    assert reached.memory("guard after") in only_guards
+    assert reached.memory("arena") not in only_guards
+
+
+SLOTS = family_named("compute_out_cache_loc")
+
+
+def slots_case(num_requests, **changes):
+    fields = {
+        "req_pool_indices": [1] * num_requests,
+        "input_lengths": [3] * num_requests,
+        "cache_start": [0] * num_requests,
+        "req_to_pages": [[3, 10], [17, 24]],
+        "page_size": 4,
+    }
+    return SLOTS.case_type.from_fields({**fields, **changes})
+
+
+def counted(family, *cases, target=OURS, strict=False):
+    """Return what is counted while a new checker checks cases."""
+    checker = Checker(target, "cpu", strict=strict)
+    reached.take()
+    for case in cases:
+        verdict = checker.check(family, case)
+        assert verdict.passed, verdict.text()
+    return reached.take()
+
+
+@IN_INTERPRETER
+def test_checks_of_a_launch_count_themselves():
+    counts = counted(SLOTS, slots_case(40))
+    for check in (
+        *(reached.ACCESSES, reached.ROWS, reached.FOOTPRINTS),
+        *(reached.WRITE_RACES, reached.READ_RACES),
+    ):
+        assert counts[check] >= 1, check
+    assert counts[reached.MEMORY] == 2
+    assert counts[reached.VALUES] == 120
+    assert [counts[reached.poison(value)] for value in (-7, 11)] == [1, 1]
+    assert not counts[reached.RETURNED_TENSORS] + counts[reached.EXCEPTIONS]
+
+
+@IN_INTERPRETER
+def test_needed_reads_are_held_and_demanded_where_the_checker_is_strict():
+    assert not counted(SLOTS, slots_case(2))[reached.NEEDED_READS]
+    assert counted(SLOTS, slots_case(2), strict=True)[reached.NEEDED_READS]
+    lenient = dataclasses.replace(PLAN, strict=False)
+    assert set(demanded_checks(PLAN, OURS)) - set(demanded_checks(lenient, OURS)) == {
+        reached.NEEDED_READS
+    }
+
+
+@IN_INTERPRETER
+def test_orders_and_races_count_only_where_there_are_several_programs():
+    chunking = family_named("chunking")
+    fields = {"prefix_lens": [5], "batch_size": 1, "chunk_len": 4}
+    one = chunking.case_type.from_fields({**fields, "num_chunks": 1})
+    two = chunking.case_type.from_fields({**fields, "num_chunks": 2})
+    for case, expected in ((one, False), (two, True)):
+        counts = counted(chunking, case, case)
+        assert bool(counts[reached.order(BACKWARDS)]) == expected
+        assert bool(counts[reached.WRITE_RACES]) == expected
+        assert counts[reached.RETURNED_TENSORS] == 8
+
+
+@IN_INTERPRETER
+def test_a_target_without_kernels_has_no_addresses_to_check(plain):
+    counts = counted(SLOTS, slots_case(40), target=plain)
+    assert not counts[reached.ACCESSES] + counts[reached.ROWS] + counts[reached.WRITE_RACES]
+    assert counts[reached.MEMORY] == 2
+
+
+@IN_INTERPRETER
+def test_a_comparison_that_is_left_out_is_not_counted(monkeypatch):
+    monkeypatch.setattr(Comparison, "_compare_memory", lambda *_, **__: None)
+    counts = counted(SLOTS, slots_case(2))
+    assert not counts[reached.MEMORY] + counts[reached.VALUES]
+
+
+@IN_INTERPRETER
+def test_refusals_warnings_and_numbers_count_themselves():
+    chunking = family_named("chunking")
+    refused = {"prefix_lens": [5], "num_chunks": 1, "batch_size": 2, "chunk_len": 4}
+    counts = counted(chunking, chunking.case_type.from_fields(refused))
+    assert counts[reached.EXCEPTIONS] == 1
+    update = family_named("update_block_table")
+    clamped = {
+        "req_pool_indices": [0],
+        "begins": [1],
+        "new_occupied_pages": [[5, 6]],
+        "sizes": [2],
+        "req_to_page": [[3, 10]],
+    }
+    counts = counted(update, update.case_type.from_fields(clamped))
+    assert counts[reached.WARNINGS] == 1
+    build = family_named("build_chunked_prefill_metadata_arrays")
+    prefix = {
+        "req_pool_indices": [0],
+        "prefix_lens": [3],
+        "req_to_page": [[3, 10]],
+        "page_size": 4,
+        "chunk_capacity": 8,
+    }
+    counts = counted(build, build.case_type.from_fields(prefix))
+    assert counts[reached.RETURNED_NUMBERS] == 2
+
+
+@IN_INTERPRETER
+def test_garbage_and_relations_count_themselves():
+    checker = Checker(OURS, "cpu")
+    reached.take()
+    spoilt = (("input_lengths", 0, -1),)
+    assert check_garbage(checker, SLOTS, Garbage(slots_case(2), spoilt)).passed
+    assert reached.take()[reached.ANY_BYTES] == 1
+    relation = RELATIONS["permuted chunking"]
+    num_held = check_relation(OURS, relation, num_cases=5, seed=1, device="cpu")
+    assert reached.take()[reached.relation(relation.name)] == num_held >= 1
+
+
+# The command.
+
+
+QUICK = ("fuzz", "--soak", "--device", "cpu", "--workers", 1, "--seed", 3, "--time", "60s")
+
+
+def test_a_soak_of_a_target_without_kernels_is_void_and_says_why(pagefault, write_target, tmp_path):
+    promises_nothing = "pagefault_target = {'without': {'any bytes': 'plain torch'}}"
+    process = pagefault(
+        *(*QUICK, "--target", write_target("pass", extra=promises_nothing), "--max-cases", 64),
+        *("--json", "report.json"),
+        cwd=tmp_path,
+    )
+    assert process.returncode == 3, process.stdout + process.stderr
+    assert "void run: compute_out_cache_loc has not reached: " in process.stdout
+    assert f"not carried out: {reached.ACCESSES}, {reached.ROWS}" in process.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["checks"][reached.MEMORY] >= 128
+    assert report["checks"][reached.relation("permuted compute_out_cache_loc")] >= 1
+    assert {reached.ANY_BYTES, reached.ACCESSES}.isdisjoint(report["checks"])
+    assert report["specialisations"] == {}
+
+
+def test_a_soak_finds_what_only_garbage_shows(pagefault, tmp_path):
+    process = pagefault(
+        *(*QUICK, "--target", FAULTY / "negative_length_refused.py", "--max-cases", 128),
+        cwd=tmp_path,
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "compute_out_cache_loc raised ValueError" in process.stdout
+    assert "any bytes are safe: input_lengths[0] = -1" in process.stdout
+
+
+DIES_OF_GARBAGE = """
+import os
+
+from pagefault.kernels import out_cache_loc as ours
+
+
+def compute_out_cache_loc(
+    out_cache_loc, req_pool_indices, input_lengths, cache_start, req_to_pages, page_size
+):
+    if (input_lengths < 0).any():
+        os.kill(os.getpid(), 9)
+    ours.compute_out_cache_loc(
+        out_cache_loc, req_pool_indices, input_lengths, cache_start, req_to_pages, page_size
+    )
+"""
+
+
+def test_a_process_that_dies_of_garbage_leaves_the_garbage_behind(pagefault, tmp_path):
+    target = tmp_path / "dies.py"
+    target.write_text(DIES_OF_GARBAGE)
+    process = pagefault(
+        *(*QUICK, "--target", target, "--max-cases", 300, "--json", "report.json"), cwd=tmp_path
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["findings"] == []
+    for failure in report["lane_failures"]:
+        assert "compute_out_cache_loc: the process died: SIGKILL" in failure
+        assert '"spoilt": [["' in failure
+
+
+def test_on_a_gpu_the_workers_of_a_soak_share_out_the_page_sizes():
+    plan = dataclasses.replace(PLAN, device="cuda", num_workers=12)
+    drawn = set()
+    for number in range(plan.num_workers):
+        worker = object.__new__(_Worker)
+        worker._plan, worker._number = plan, number
+        for round_number in (0, 1):
+            domain = worker._narrowed(SLOTS, round_number, Domain())
+            drawn.update(domain.page_sizes)
+    assert drawn == {16, *RARE_PAGE_SIZES}
