@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .case import Case
 from .device import prepare, resolve_device
 from .family import Dialect, Domain, Family, family_named
+from .isolation import SHRINK_CASE_SECONDS, Ended, check_in_child, run_in_child
+from .journal import Journal
 from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
 from .stream import derived_seed, draw_cases
@@ -21,6 +26,9 @@ from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
+C = TypeVar("C")
 
 SHRINK_BUDGET = Budget(seconds=30.0)
 
@@ -38,6 +46,9 @@ class NonConformance(AssertionError):
         self.case = case
         self.path = path
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.case, self.path)
+
 
 @dataclass
 class Session:
@@ -47,11 +58,17 @@ class Session:
         device: "auto", "cpu" or "cuda".
         seed: From which every property's is derived, or None for a new one each time.
         out: Where the cases of findings go.
+        is_isolating: Whether properties run in processes of their own, where that is possible.
+        case_seconds: How long one case may take there before it counts as a hang.
+        journal: Where the process of a property notes what it is about to launch.
     """
 
     device: str = "auto"
     seed: int | None = None
     out: Path = Path(".pagefault/cases")
+    is_isolating: bool = True
+    case_seconds: float = 60.0
+    journal: Journal | None = None
 
 
 session = Session()
@@ -199,43 +216,121 @@ def check_family(
         NonConformance: The target does not conform.
     """
     __tracebackhide__ = True
-    from .checker import Checker
-
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
-    checker = Checker(target, resolved)
-    if checker.unchecked:
-        warnings.warn(f"pagefault: {checker.unchecked}", stacklevel=2)
 
-    def check(case: Case, check: Callable[[Family, Case], Verdict] = checker.check) -> Verdict:
+    result = in_own_process(
+        lambda: _search(target, family, resolved, num_cases, seed, shard), family
+    )
+    found, unchecked = (result, "") if isinstance(result, Ended) else result
+    if unchecked:
+        warnings.warn(f"pagefault: {unchecked}", stacklevel=2)
+    if found is None:
+        return
+    smallest = (
+        _smallest_that_ends(found, target, family, resolved) if isinstance(found, Ended) else found
+    )
+    text = family.to_json(smallest.case)
+    path = write_case(session.out, family, smallest.verdict.signature, text)
+    raise NonConformance(
+        f"{smallest.verdict.text()}\n  {smallest}\n  {replay_line(path, named, resolved)}",
+        smallest.case,
+        path,
+    )
+
+
+def _search(
+    target: Any,
+    family: Family,
+    device: str,
+    num_cases: int | None,
+    seed: int | None,
+    shard: int,
+) -> tuple[Minimal | Ended | None, str]:
+    """Return the smallest case that fails, or one that took the device along; and what could not
+    be checked.
+    """
+    from .checker import Checker
+
+    checker = Checker(target, device)
+
+    def judge(check: Callable[[Family, Case], Verdict], case: Case) -> Verdict:
         if not target.allows(family, case):
             return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         verdict: Verdict
         verdict, _ = target.without_known(family, case, check(family, case))
         return verdict
 
+    check = noting(family, partial(judge, checker.check))
     strategy = family.strategy(checker.domain(family))
     failure = first_failure(strategy, check, num_cases, seed, family.name, shard)
     if failure is None:
-        return
-    smallest = Minimal(*failure, 0)
-    how_small = "not shrunk: the device was lost"
-    if not smallest.verdict.fatal:
-        smallest = minimise(
-            family,
-            smallest.case,
-            smallest.verdict,
-            lambda case: check(case, checker.check_thoroughly),
-            SHRINK_BUDGET,
-        )
-        how_small = str(smallest)
-    text = family.to_json(smallest.case)
-    path = write_case(session.out, family, smallest.verdict.signature, text)
-    raise NonConformance(
-        f"{smallest.verdict.text()}\n  {how_small}\n  {replay_line(path, named, resolved)}",
-        smallest.case,
-        path,
-    )
+        return None, checker.unchecked
+    if failure[1].fatal:
+        if session.journal is not None:
+            return Ended(*failure), checker.unchecked
+        return Minimal(*failure, 0, "a device that can be lost"), checker.unchecked
+    check_thoroughly = noting(family, partial(judge, checker.check_thoroughly))
+    return minimise(family, *failure, check_thoroughly, SHRINK_BUDGET), checker.unchecked
+
+
+def in_own_process(work: Callable[[], T], family: Family) -> T | Ended:
+    """Return what a property's work returns, or how a kernel ended its process.
+
+    The process is a fork. Where CUDA has been used already it can't be, and the work is done here.
+
+    Args:
+        work: Notes what it launches, see `noting`.
+        family: Whose cases it checks.
+    """
+    import torch
+
+    is_forkable = hasattr(os, "fork") and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not session.is_isolating or session.journal is not None or not is_forkable:
+        return work()
+
+    def work_and_note(journal: Journal) -> T:
+        torch.set_num_threads(1)  # The threads that there were have not come along.
+        session.journal = journal
+        return work()
+
+    with tempfile.TemporaryDirectory(prefix="pagefault-") as folder:
+        return run_in_child(work_and_note, family, session.case_seconds, Path(folder))
+
+
+def noting(family: Family, check: Callable[[C], Verdict]) -> Callable[[C], Verdict]:
+    """Return a check that notes each case for whoever has to say what ended the process."""
+    journal = session.journal
+    if journal is None:
+        return check
+
+    def check_noted(case: C) -> Verdict:
+        journal.note(family.name, case)
+        try:
+            return check(case)
+        finally:
+            journal.clear()
+
+    return check_noted
+
+
+def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) -> Minimal:
+    """Return the smallest case that ends its process as this one did."""
+    from .checker import Checker
+
+    def check_here(case: Case) -> Verdict:
+        return Checker(target, device).check_thoroughly(family, case)
+
+    def check(case: Case) -> Verdict:
+        if not target.allows(family, case):
+            return Verdict(family.name)
+        seconds = min(session.case_seconds, SHRINK_CASE_SECONDS[device])
+        return check_in_child(check_here, family, case, seconds)
+
+    again = check(ended.case)
+    if again.passed or again.signature != ended.verdict.signature:
+        return Minimal(ended.case, ended.verdict, 1, "one try: it did not happen again")
+    return minimise(family, ended.case, ended.verdict, check, SHRINK_BUDGET)
 
 
 def _target_with(function: Callable[..., Any], family: Family) -> str:

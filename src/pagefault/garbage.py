@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from . import reached
+from . import conformance, reached
 from .case import DTYPE_RANGES, Case, CaseError, PageTable
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
@@ -34,7 +34,7 @@ from .family import (
     family_named,
     no_explanation,
 )
-from .isolation import hang_verdict
+from .isolation import Ended, hang_verdict
 from .minimal import minimise
 from .verdict import Verdict
 
@@ -211,22 +211,29 @@ def check_any_bytes(
 
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
-    own_checker = checker or Checker(target, resolved)
 
-    def check(garbage: Garbage) -> Verdict:
-        with noting(garbage):
-            return check_garbage(own_checker, family, garbage, seconds)
+    def search() -> tuple[Garbage, Verdict] | None:
+        own_checker = checker or Checker(target, resolved)
 
-    # Garbage is kept out of tables that are only reserved: no oracle says what is touched there.
-    domain = own_checker.domain(family)
-    domain = dataclasses.replace(domain, without=domain.without | {WIDE_TABLE})
-    strategy = garbage_of(family, narrowed(domain))
-    failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
-    if failure is None:
+        def check_and_note(garbage: Garbage) -> Verdict:
+            with noting(garbage):
+                return check_garbage(own_checker, family, garbage, seconds)
+
+        check = conformance.noting(family, check_and_note)
+        # Garbage is kept out of reserved tables: no oracle says what is touched there.
+        domain = own_checker.domain(family)
+        domain = dataclasses.replace(domain, without=domain.without | {WIDE_TABLE})
+        strategy = garbage_of(family, narrowed(domain))
+        failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
+        if failure is None or failure[1].fatal or failure[1].signature.kind == "hang":
+            return failure
+        return _smallest(family, *failure, check)
+
+    # Who brings a checker of his own has a process of his own.
+    found = search() if checker else conformance.in_own_process(search, family)
+    if found is None:
         return
-    garbage, verdict = failure
-    if not verdict.fatal and verdict.signature.kind != "hang":
-        garbage, verdict = _smallest(family, garbage, verdict, check)
+    garbage, verdict = (found.case, found.verdict) if isinstance(found, Ended) else found
     path = write_case(session.out, family, verdict.signature, garbage.to_json(family))
     spoilt = ", ".join(f"{name}[{idx}] = {value}" for name, idx, value in garbage.spoilt)
     raise NonConformance(

@@ -8,12 +8,24 @@ import select
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 from .case import Case
 from .family import Family
+from .journal import Journal, last_noted, seconds_since_noted
 from .verdict import Finding, Verdict
+
+T = TypeVar("T")
+
+# How long a case may take whose check costs a process, a start of that included.
+SHRINK_CASE_SECONDS = {"cpu": 3.0, "cuda": 15.0}
+
+# How often a parent looks whether its child is still to go on.
+POLL_SECONDS = 0.1
 
 _CHUNK_BYTES = 1 << 16
 
@@ -31,44 +43,115 @@ def check_in_child(
         case: The case.
         seconds: How long the child may take.
     """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        _answer(check, case, writer)
-    os.close(writer)
     deadline = time.monotonic() + seconds
-    answer = b""
-    is_over = False
-    try:
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([reader], [], [], left)[0]:
-                is_over = True
-                break
-            chunk = os.read(reader, _CHUNK_BYTES)
-            if not chunk:
-                break
-            answer += chunk
-    finally:
-        os.close(reader)
-        if is_over:
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-    if is_over:
+    answer, exitcode = _forked(lambda: check(case), lambda: time.monotonic() > deadline)
+    if exitcode is None:
         return hang_verdict(family, seconds)
-    exitcode = os.waitstatus_to_exitcode(status)
     if exitcode or not answer:
         return death_verdict(family, exitcode)
     verdict: Verdict = pickle.loads(answer)
     return verdict
 
 
-def _answer(check: Callable[[Case], Verdict], case: Case, writer: int) -> NoReturn:
-    """Check a case, write the verdict to a pipe, and end this process."""
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended before its work did.
+
+    Attributes:
+        case: What it was about to launch.
+        verdict: A death or a hang.
+    """
+
+    case: Any
+    verdict: Verdict
+
+
+def run_in_child(
+    work: Callable[[Journal], T], family: Family, seconds: float, folder: Path
+) -> T | Ended:
+    """Return what work returns in a forked child, or how the child ended in a case.
+
+    Args:
+        work: Gets a journal to note in what it launches; what it raises is raised here.
+        family: Whose cases these are.
+        seconds: How long one case may take.
+        folder: For the journal.
+
+    Raises:
+        RuntimeError: The child ended outside any case.
+    """
+    path = folder / "journal"
+
+    def answer() -> tuple[bool, Any]:
+        try:
+            return True, work(Journal(path))
+        except Exception as error:
+            return False, _picklable(error)
+
+    content, exitcode = _forked(answer, lambda: seconds_since_noted(path) > seconds)
+    if exitcode == 0 and content:
+        has_returned, result = pickle.loads(content)
+        if has_returned:
+            returned: T = result
+            return returned
+        raise result
+    noted = last_noted(path)
+    if noted is None:
+        raise RuntimeError(f"a process of pagefault ended outside any case: {exitcode}")
+    if exitcode is None:
+        return Ended(noted.case, hang_verdict(family, seconds))
+    return Ended(noted.case, death_verdict(family, exitcode))
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
+
+
+def _forked(work: Callable[[], object], is_over: Callable[[], bool]) -> tuple[bytes, int | None]:
+    """Return what a forked child's work pickles to, and the child's exit code.
+
+    Args:
+        work: Runs in the child.
+        is_over: Whether to kill the child, whose exit code is None then; asked several times a
+            second.
+    """
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # The child does not go on with what other threads have left half-done.
+        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        child = os.fork()
+    if not child:
+        os.close(reader)
+        _answer(work, writer)
+    os.close(writer)
+    answer = b""
+    exitcode: int | None = None
+    try:
+        while not is_over():
+            if not select.select([reader], [], [], POLL_SECONDS)[0]:
+                continue
+            chunk = os.read(reader, _CHUNK_BYTES)
+            if not chunk:
+                exitcode = 0
+                break
+            answer += chunk
+    finally:
+        os.close(reader)
+        if exitcode is None:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    return answer, None if exitcode is None else os.waitstatus_to_exitcode(status)
+
+
+def _answer(work: Callable[[], object], writer: int) -> NoReturn:
+    """Do the work, write the result to a pipe, and end this process."""
     try:
         with os.fdopen(writer, "wb") as pipe:
-            pickle.dump(check(case), pipe)
+            pickle.dump(work(), pipe)
     except BaseException:
         traceback.print_exc()
         os._exit(1)

@@ -39,6 +39,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": 1,
         "help": "Split each property over so many streams, each with a seed of its own.",
     },
+    "in-process": {
+        "action": "store_true",
+        "help": "Run properties in pytest's own process, which a kernel can end; for debuggers.",
+    },
+    "case-time": {
+        "default": "60",
+        "help": "Seconds after which a case counts as a hang.",
+    },
 }
 
 
@@ -47,7 +55,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, settings in _OPTIONS.items():
         words = f"{settings['help']} Short: --{name}, where nothing else is called so."
         group.addoption(
-            f"--pagefault-{name}", dest=f"pagefault_{name}", **{**settings, "help": words}
+            f"--pagefault-{name}",
+            dest=f"pagefault_{name.replace('-', '_')}",
+            **{**settings, "help": words},
         )
 
 
@@ -97,7 +107,18 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare(device, _gpu_slot())
     session.device = device
     session.seed = _base_seed(config)
+    session.is_isolating = not (
+        config.getoption("pagefault_in_process") or config.getoption("usepdb", False)
+    )
+    session.case_seconds = _positive_seconds(config.getoption("pagefault_case_time"))
     session.out = config.rootpath / ".pagefault" / "cases"
+
+
+def _positive_seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise pytest.UsageError(f"--case-time {text!r}, but should be a number of seconds above 0")
 
 
 def _gpu_slot() -> int | None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from . import reached
+from . import conformance, reached
 from .case import Case, CaseError, PageTable
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
 from .family import Domain, Family, families, family_named
+from .isolation import Ended
 from .minimal import Minimal, minimise
 from .verdict import Finding, Verdict
 
@@ -452,15 +453,42 @@ def check_relation(
         NonConformance: The relation does not hold; with the smallest case found.
     """
     __tracebackhide__ = True
-    from .calls import Calls, Excluded
-
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
-    calls = Calls(target, resolved)
     family = family_named(relation.functions[0])
+    stream = (num_cases, seed, shard)
+    result = conformance.in_own_process(
+        lambda: _search(target, relation, family, resolved, stream, narrowed, noting), family
+    )
+    if isinstance(result, Ended):
+        minimal = Minimal(result.case, result.verdict, 0, "the process that ended")
+    elif isinstance(result, int):
+        return result
+    else:
+        minimal = result
+    text = family.to_json(minimal.case)
+    path = write_case(session.out, family, minimal.verdict.signature, text)
+    raise NonConformance(
+        f"{minimal.verdict.text()}\n  {minimal}\n  case: {path}\n{text}", minimal.case, path
+    )
+
+
+def _search(
+    target: Target,
+    relation: Relation,
+    family: Family,
+    device: str,
+    stream: tuple[int | None, int | None, int],
+    narrowed: Callable[[Domain], Domain],
+    noting: Callable[[Case], AbstractContextManager[object]],
+) -> int | Minimal:
+    """Return on how many cases a relation held, or the smallest case on which it does not."""
+    from .calls import Calls, Excluded
+
+    calls = Calls(target, device)
     num_held = 0
 
-    def check(case: Case) -> Verdict:
+    def compare(case: Case) -> Verdict:
         try:
             with noting(case):
                 difference = relation.check(calls, case)
@@ -471,6 +499,8 @@ def check_relation(
             headline = f"{relation.name}: raised {type(error).__name__}: {error}"
             return Verdict(family.name, (Finding("raised", relation.name, headline),))
         return _verdict(family, relation, difference)
+
+    check = conformance.noting(family, compare)
 
     def check_and_count(case: Case) -> Verdict:
         nonlocal num_held
@@ -483,18 +513,14 @@ def check_relation(
         return verdict
 
     strategy = family.strategy(narrowed(_domain(target, relation)))
+    num_cases, seed, shard = stream
     failure = first_failure(strategy, check_and_count, num_cases, seed, relation.name, shard)
     if failure is None:
         return num_held
-    minimal = Minimal(*failure, 0, "a device that may be lost")
     # A kernel that faulted on a GPU has taken the process along, and every call fails from now on.
-    if resolved == "cpu" or minimal.verdict.signature.kind != "raised":
-        minimal = minimise(family, *failure, check, SHRINK_BUDGET)
-    text = family.to_json(minimal.case)
-    path = write_case(session.out, family, minimal.verdict.signature, text)
-    raise NonConformance(
-        f"{minimal.verdict.text()}\n  {minimal}\n  case: {path}\n{text}", minimal.case, path
-    )
+    if device == "cuda" and failure[1].signature.kind == "raised":
+        return Minimal(*failure, 0, "a device that may be lost")
+    return minimise(family, *failure, check, SHRINK_BUDGET)
 
 
 def _verdict(family: Family, relation: Relation, difference: str | None) -> Verdict:

@@ -43,6 +43,26 @@ def pagefault() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+PYTEST_OPTIONS = ("-p", "no:cacheprovider", "--pagefault-device=cpu")
+
+
+@pytest.fixture
+def run_pytest(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A function that runs pytest in the test module's `folder`."""
+
+    def run(*arguments: object, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, *map(str, arguments)],
+            cwd=folder,
+            env=child_environment(**changes),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def plain_target() -> Path:
     """The path of a right target in plain torch."""

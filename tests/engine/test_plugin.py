@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,6 @@ from pagefault import device as devices
 from pagefault import plugin
 
 FAMILY = "compute_out_cache_loc"
-OPTIONS = ("-p", "no:cacheprovider", "--pagefault-device=cpu")
 
 # Notes of each case that it is called with, in a file for each test.
 NOTING = f"""
@@ -51,23 +48,6 @@ def folder(tmp_path):
     (tmp_path / "test_mine.py").write_text(PROPERTIES)
     (tmp_path / "streams").mkdir()
     return tmp_path
-
-
-@pytest.fixture
-def run_pytest(environment, folder):
-    """A function that runs pytest in the folder."""
-
-    def run(*arguments, **changes):
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", *OPTIONS, *map(str, arguments)],
-            cwd=folder,
-            env=environment(**changes),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return run
 
 
 @pytest.fixture
