@@ -1,5 +1,6 @@
 """Prefill against a long prefix, one chunk of the prefix at a time."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,14 @@ from .checks import (
     validate_pool_indices,
     validate_slots,
 )
-from .launches import TILE_SIZE, WINDOW_SIZE, can_launch, count_tiles, on_device_of
-from .slots import load_slots
+from .launches import (
+    CHUNKING_WINDOW_SIZE,
+    can_launch,
+    count_programs,
+    on_device_of,
+    ragged_shape,
+)
+from .ragged_slots import write_slots
 
 
 class Chunks(NamedTuple):
@@ -42,13 +49,11 @@ class Chunks(NamedTuple):
     cum_seq_lens: torch.Tensor
 
 
-@triton.jit(
-    do_not_specialize=["num_chunks", "batch_size", "chunk_len"],
-    do_not_specialize_on_alignment=["prefix_lens_ptr", "chunks_ptr"],
-)
-def chunking_kernel(
+@triton.jit
+def write_chunks(
     prefix_lens_ptr,
     chunks_ptr,
+    chunk_idx,
     num_chunks,
     batch_size,
     chunk_len,
@@ -57,8 +62,16 @@ def chunking_kernel(
     """Write the starts, ends, lengths and running sums of one chunk of every request.
 
     The four outputs lie one behind the other from chunks_ptr on, in the order of `Chunks`.
+
+    Args:
+        prefix_lens_ptr: [batch_size], any values.
+        chunks_ptr: [3 * num_chunks * batch_size + num_chunks * (batch_size + 1)], written; int32.
+        chunk_idx: int64 scalar.
+        num_chunks: Scalar.
+        batch_size: Scalar.
+        chunk_len: Scalar, tokens.
+        window_size: Requests looked at, at a time.
     """
-    chunk_idx = tl.program_id(0).to(tl.int64)
     num_requests = batch_size.to(tl.int64)
     len_limit = chunk_len.to(tl.int64)
     num_cells = num_chunks.to(tl.int64) * num_requests
@@ -81,6 +94,30 @@ def chunking_kernel(
         tl.store(cum_row_ptr + 1 + req_idx, cum_seq_len.to(tl.int32), mask=is_request)
         total += tl.sum(len_in_chunk, axis=0)
         walked += window_size
+
+
+@triton.jit(
+    do_not_specialize=["num_chunks", "batch_size", "chunk_len"],
+    do_not_specialize_on_alignment=["prefix_lens_ptr", "chunks_ptr"],
+)
+def chunking_kernel(
+    prefix_lens_ptr,
+    chunks_ptr,
+    num_chunks,
+    batch_size,
+    chunk_len,
+    window_size: tl.constexpr,
+):
+    """Write one chunk of every request."""
+    write_chunks(
+        prefix_lens_ptr,
+        chunks_ptr,
+        tl.program_id(0).to(tl.int64),
+        num_chunks,
+        batch_size,
+        chunk_len,
+        window_size,
+    )
 
 
 @triton.jit(
@@ -107,50 +144,119 @@ def create_chunked_cache_kv_indices_paged_kernel(
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    group_size: tl.constexpr,
+    short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the slots of tile_size cells, of those that a request's offset and length name."""
-    tile_start = tl.program_id(0).to(tl.int64) * tile_size
-    element = tile_start + tl.arange(0, tile_size)
-    num_requests = batch_size.to(tl.int64)
-    # No offset is so small that an element's distance from it would not fit 64 bits.
-    min_offset: tl.constexpr = -0x4000000000000000
-
-    # Offsets ascend, so the owner of an element is the last request that does not start behind
-    # it, if its length reaches that far. Offsets that do not ascend name some other request.
-    num_started = tl.zeros([tile_size], tl.int64)
-    search_end = tl.zeros([tile_size], tl.int64) + num_requests
-    num_unsure = num_requests
-    while num_unsure > 0:
-        probed = (num_started + search_end) // 2
-        is_unsure = num_started < search_end
-        offset = tl.load(chunk_cum_seq_lens_ptr + probed, mask=is_unsure, other=0).to(tl.int64)
-        num_started = tl.where(is_unsure & (offset <= element), probed + 1, num_started)
-        search_end = tl.where(is_unsure & (offset > element), probed, search_end)
-        num_unsure = num_unsure // 2
-    owner = num_started - 1
-    is_owned = (owner >= 0) & (element < num_elements.to(tl.int64))
-    offset = tl.load(chunk_cum_seq_lens_ptr + owner, mask=is_owned, other=0).to(tl.int64)
-    idx_in_req = element - tl.maximum(offset, min_offset)
-    seq_len = tl.load(chunk_seq_lens_ptr + owner, mask=is_owned, other=0).to(tl.int64)
-    is_owned = is_owned & (idx_in_req < seq_len)
-    start = tl.load(chunk_starts_ptr + owner, mask=is_owned, other=0).to(tl.int64)
-    req_pool_idx = tl.load(req_pool_indices_ptr + owner, mask=is_owned, other=-1).to(tl.int64)
-    slot = load_slots(
+    """Write the slots of a group of requests with few tokens, or of tiles of the others."""
+    write_slots(
+        chunk_kv_indices_ptr,
+        num_elements,
+        req_pool_indices_ptr,
+        chunk_seq_lens_ptr,
+        chunk_starts_ptr,
+        chunk_cum_seq_lens_ptr,
+        batch_size,
+        0,
+        num_elements,
         req_to_page_ptr,
-        row_stride.to(tl.int64),
-        num_rows.to(tl.int64),
-        max_pages.to(tl.int64),
-        req_pool_idx,
-        start + idx_in_req,
-        is_owned,
+        row_stride,
+        num_rows,
+        max_pages,
+        tl.program_id(0),
+        tl.num_programs(0),
         page_size,
+        window_size,
+        has_one_window,
+        group_size,
+        short_len,
+        tile_size,
     )
-    tl.store(
-        chunk_kv_indices_ptr + element,
-        slot.to(chunk_kv_indices_ptr.dtype.element_ty),
-        mask=is_owned,
-    )
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_chunks",
+        "batch_size",
+        "chunk_len",
+        "row_stride",
+        "num_rows",
+        "max_pages",
+    ],
+    do_not_specialize_on_alignment=[
+        "prefix_lens_ptr",
+        "out_ptr",
+        "chunk_ends_ptr",
+        "req_to_page_ptr",
+        "req_pool_indices_ptr",
+    ],
+)
+def get_chunks_paged_kernel(
+    prefix_lens_ptr,
+    out_ptr,
+    chunk_ends_ptr,
+    req_to_page_ptr,
+    req_pool_indices_ptr,
+    num_chunks,
+    batch_size,
+    chunk_len,
+    row_stride,
+    num_rows,
+    max_pages,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    group_size: tl.constexpr,
+    short_len: tl.constexpr,
+    tile_size: tl.constexpr,
+):
+    """Write one chunk of every request, or what one program owes of the slots of a chunk.
+
+    From out_ptr on lie the chunks as `write_chunks` has them, and behind them the slots, chunk by
+    chunk. Those of chunk c are the slots chunk_ends_ptr[c] ... chunk_ends_ptr[c + 1] - 1 of all.
+    """
+    programs_per_chunk = tl.num_programs(0) // num_chunks
+    chunk_idx = (tl.program_id(0) // programs_per_chunk).to(tl.int64)
+    program = tl.program_id(0) % programs_per_chunk
+    if program == 0:
+        write_chunks(
+            prefix_lens_ptr,
+            out_ptr,
+            chunk_idx,
+            num_chunks,
+            batch_size,
+            chunk_len,
+            window_size,
+        )
+    else:
+        begin = tl.load(chunk_ends_ptr + chunk_idx)
+        end = tl.load(chunk_ends_ptr + chunk_idx + 1)
+        size_of_chunks = num_chunks * (4 * batch_size.to(tl.int64) + 1)
+        write_slots(
+            out_ptr + (size_of_chunks + begin),
+            (end - begin).to(tl.int32),
+            req_pool_indices_ptr,
+            prefix_lens_ptr,
+            None,
+            None,
+            batch_size,
+            chunk_idx * chunk_len,
+            chunk_len,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            program - 1,
+            programs_per_chunk - 1,
+            page_size,
+            window_size,
+            has_one_window,
+            group_size,
+            short_len,
+            tile_size,
+        )
 
 
 def chunking(prefix_lens: torch.Tensor, num_chunks: int, batch_size: int, chunk_len: int) -> Chunks:
@@ -286,44 +392,20 @@ def get_chunks_paged(
         ValueError: A shape, stride, device or number is none of these, the batch is larger
             than chunk_capacity, or a prefix is negative or longer than the table holds.
     """
-    req_to_page = check_page_table("req_to_page", req_to_page)
-    device = req_to_page.device
-    num_rows, max_pages = req_to_page.shape
-    req_pool_indices = check_index_vector("req_pool_indices", req_pool_indices, device)
-    batch_size = req_pool_indices.numel()
-    prefix_lens = check_index_vector("prefix_lens", prefix_lens, device, batch_size)
-    prefix_lens_cpu = check_index_vector(
-        "prefix_lens_cpu", prefix_lens_cpu, torch.device("cpu"), batch_size
+    max_prefix_len, chunk_len, page_size = _check_prefixes(
+        prefix_lens, prefix_lens_cpu, req_to_page, req_pool_indices, page_size, chunk_capacity
     )
-    page_size = check_number("page_size", page_size, minimum=1)
-    chunk_capacity = check_number("chunk_capacity", chunk_capacity, minimum=1)
-    max_prefix_len = _check_prefixes(
-        prefix_lens_cpu, min(max_pages * page_size, INT32_MAX), chunk_capacity
-    )
-    chunk_len = chunk_capacity // max(batch_size, 1)
     num_chunks = -(-max_prefix_len // chunk_len)
-    if is_validating(req_to_page):
-        validate_pool_indices("req_pool_indices", req_pool_indices, num_rows)
-        validate_equal("prefix_lens", prefix_lens, "prefix_lens_cpu", prefix_lens_cpu)
-        rows, positions = list_tokens(req_pool_indices, torch.zeros_like(prefix_lens), prefix_lens)
-        validate_slots("prefix_slots", torch.int32, req_to_page, rows, positions, page_size)
-    if num_chunks > 0:
-        check_launchable("req_to_page", req_to_page, create_chunked_cache_kv_indices_paged_kernel)
+    chunks, kv_indices_list = _get_chunks(
+        prefix_lens,
+        prefix_lens_cpu,
+        req_to_page,
+        req_pool_indices,
+        page_size,
+        num_chunks,
+        chunk_len,
+    )
     chunks_cpu = _chunk_with_torch(prefix_lens_cpu, num_chunks, chunk_len)
-    chunks = _chunk(prefix_lens, num_chunks, chunk_len)
-    chunk_sizes: list[int] = chunks_cpu.cum_seq_lens[:, batch_size].tolist()
-    kv_indices = torch.empty(sum(chunk_sizes), dtype=torch.int32, device=device)
-    kv_indices_list = list(kv_indices.split(chunk_sizes)) if num_chunks > 0 else []
-    for chunk_idx, chunk_kv_indices in enumerate(kv_indices_list):
-        _launch_create_kv_indices(
-            req_to_page,
-            req_pool_indices,
-            chunks.starts[chunk_idx],
-            chunks.len_in_chunk[chunk_idx],
-            chunks.cum_seq_lens[chunk_idx],
-            chunk_kv_indices,
-            page_size,
-        )
     return chunks, kv_indices_list, chunks_cpu
 
 
@@ -356,7 +438,7 @@ def build_chunked_prefill_metadata_arrays(
         TypeError: As `get_chunks_paged`.
         ValueError: As `get_chunks_paged`.
     """
-    chunks, kv_indices_list, chunks_cpu = get_chunks_paged(
+    max_prefix_len, chunk_len, page_size = _check_prefixes(
         extend_prefix_lens,
         extend_prefix_lens_cpu,
         req_to_page,
@@ -364,10 +446,19 @@ def build_chunked_prefill_metadata_arrays(
         page_size,
         chunk_capacity,
     )
-    num_chunks = len(kv_indices_list)
-    max_len_per_chunk: list[int] = (
-        chunks_cpu.len_in_chunk.amax(dim=1).tolist() if num_chunks > 0 else []
+    num_chunks = -(-max_prefix_len // chunk_len)
+    chunks, kv_indices_list = _get_chunks(
+        extend_prefix_lens,
+        extend_prefix_lens_cpu,
+        req_to_page,
+        req_pool_indices,
+        page_size,
+        num_chunks,
+        chunk_len,
     )
+    # The longest request has the longest part of every chunk.
+    starts = range(0, max_prefix_len, chunk_len)
+    max_len_per_chunk = [min(max_prefix_len - start, chunk_len) for start in starts]
     return (
         num_chunks,
         kv_indices_list,
@@ -375,6 +466,99 @@ def build_chunked_prefill_metadata_arrays(
         chunks.cum_seq_lens,
         max_len_per_chunk,
     )
+
+
+def _check_prefixes(
+    prefix_lens: torch.Tensor,
+    prefix_lens_cpu: torch.Tensor,
+    req_to_page: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    page_size: int,
+    chunk_capacity: int,
+) -> tuple[int, int, int]:
+    """Return the longest prefix, the length of a chunk and page_size, if all is in order."""
+    req_to_page = check_page_table("req_to_page", req_to_page)
+    device = req_to_page.device
+    num_rows, max_pages = req_to_page.shape
+    req_pool_indices = check_index_vector("req_pool_indices", req_pool_indices, device)
+    batch_size = req_pool_indices.numel()
+    prefix_lens = check_index_vector("prefix_lens", prefix_lens, device, batch_size)
+    prefix_lens_cpu = check_index_vector(
+        "prefix_lens_cpu", prefix_lens_cpu, torch.device("cpu"), batch_size
+    )
+    page_size = check_number("page_size", page_size, minimum=1)
+    chunk_capacity = check_number("chunk_capacity", chunk_capacity, minimum=1)
+    max_prefix_len = _check_prefix_lens(
+        prefix_lens_cpu, min(max_pages * page_size, INT32_MAX), chunk_capacity
+    )
+    if is_validating(req_to_page):
+        validate_pool_indices("req_pool_indices", req_pool_indices, num_rows)
+        validate_equal("prefix_lens", prefix_lens, "prefix_lens_cpu", prefix_lens_cpu)
+        rows, positions = list_tokens(req_pool_indices, torch.zeros_like(prefix_lens), prefix_lens)
+        validate_slots("prefix_slots", torch.int32, req_to_page, rows, positions, page_size)
+    if max_prefix_len > 0:
+        check_launchable("req_to_page", req_to_page, get_chunks_paged_kernel)
+    return max_prefix_len, chunk_capacity // max(batch_size, 1), page_size
+
+
+def _get_chunks(
+    prefix_lens: torch.Tensor,
+    prefix_lens_cpu: torch.Tensor,
+    req_to_page: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    page_size: int,
+    num_chunks: int,
+    chunk_len: int,
+) -> tuple[Chunks, list[torch.Tensor]]:
+    """Return the chunks on the device and the slots of each, views of one allocation."""
+    if num_chunks == 0:
+        return _chunk(prefix_lens, 0, chunk_len), []
+    batch_size = prefix_lens.numel()
+    num_cells = num_chunks * batch_size
+    with on_device_of(req_to_page):
+        chunk_ends = _chunk_ends(prefix_lens_cpu, num_chunks, chunk_len, req_to_page.is_cuda)
+        chunk_sizes = [end - begin for begin, end in pairwise(chunk_ends.tolist())]
+        sizes = [num_cells, num_cells, num_cells, num_cells + num_chunks, *chunk_sizes]
+        flat = torch.empty(sum(sizes), dtype=torch.int32, device=req_to_page.device)
+        # Every chunk has the first one's programs: none has more tokens.
+        shape = ragged_shape(batch_size, chunk_sizes[0])
+        num_slot_programs = count_programs(batch_size, chunk_sizes[0], chunk_len, shape)
+        num_programs = num_chunks * (1 + num_slot_programs)
+        get_chunks_paged_kernel[(num_programs,)](
+            prefix_lens,
+            flat,
+            # torch hands out pinned memory again only when the copies from it are done.
+            chunk_ends.to(req_to_page.device, non_blocking=True),
+            req_to_page,
+            req_pool_indices,
+            num_chunks,
+            batch_size,
+            chunk_len,
+            req_to_page.stride(0),
+            *req_to_page.shape,
+            page_size,
+            *shape.constants,
+            num_warps=shape.num_warps,
+        )
+    starts, ends, len_in_chunk, cum_seq_lens, *kv_indices_list = flat.split(sizes)
+    shape_of_cells = (num_chunks, batch_size)
+    chunks = Chunks(
+        starts.view(shape_of_cells),
+        ends.view(shape_of_cells),
+        len_in_chunk.view(shape_of_cells),
+        cum_seq_lens.view(num_chunks, batch_size + 1),
+    )
+    return chunks, kv_indices_list
+
+
+def _chunk_ends(
+    prefix_lens_cpu: torch.Tensor, num_chunks: int, chunk_len: int, is_pinned: bool
+) -> torch.Tensor:
+    """Return how many tokens the first 0, 1, 2, ... num_chunks chunks have; int64."""
+    bounds = torch.arange(0, (num_chunks + 1) * chunk_len, chunk_len, device="cpu").unsqueeze(1)
+    ends = torch.empty(num_chunks + 1, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
+    torch.sum(torch.minimum(prefix_lens_cpu, bounds), dim=1, out=ends)
+    return ends
 
 
 def _chunk(prefix_lens: torch.Tensor, num_chunks: int, chunk_len: int) -> Chunks:
@@ -390,7 +574,7 @@ def _chunk(prefix_lens: torch.Tensor, num_chunks: int, chunk_len: int) -> Chunks
     elif num_chunks > 0:
         with on_device_of(prefix_lens):
             chunking_kernel[(num_chunks,)](
-                prefix_lens, flat, num_chunks, batch_size, chunk_len, window_size=WINDOW_SIZE
+                prefix_lens, flat, num_chunks, batch_size, chunk_len, CHUNKING_WINDOW_SIZE
             )
     return Chunks(starts, ends, len_in_chunk, cum_seq_lens)
 
@@ -404,10 +588,12 @@ def _compute_chunks(
     prefix_lens: torch.Tensor, num_chunks: int, chunk_len: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the four tensors of `Chunks` as int64, where they fit whatever they are."""
-    chunk_idx = torch.arange(num_chunks, device=prefix_lens.device)[:, None]
-    starts = (chunk_idx * chunk_len).expand(-1, prefix_lens.numel()).contiguous()
-    ends = torch.minimum(prefix_lens.long().clamp(min=0), starts + chunk_len)
-    len_in_chunk = (ends - starts).clamp(min=0)
+    bounds = torch.arange(0, (num_chunks + 1) * chunk_len, chunk_len, device=prefix_lens.device)
+    # [c][i]: how many tokens of request i the first c chunks have.
+    covered = torch.minimum(prefix_lens.long().clamp(min=0), bounds[:, None])
+    starts = bounds[:-1, None].expand(num_chunks, prefix_lens.numel())
+    ends = covered[1:]
+    len_in_chunk = ends - covered[:-1]
     cum_seq_lens = torch.nn.functional.pad(len_in_chunk.cumsum(1), (1, 0))
     return starts, ends, len_in_chunk, cum_seq_lens
 
@@ -426,10 +612,12 @@ def _launch_create_kv_indices(
     num_elements = chunk_kv_indices.numel()
     if batch_size == 0 or num_elements == 0:
         return
+    shape = ragged_shape(batch_size, num_elements)
+    num_programs = count_programs(batch_size, num_elements, num_elements, shape)
     kernel = create_chunked_cache_kv_indices_paged_kernel
     check_launchable("req_to_page", req_to_page, kernel)
     with on_device_of(req_to_page):
-        kernel[(count_tiles(num_elements),)](
+        kernel[(num_programs,)](
             req_to_page,
             req_pool_indices,
             chunk_starts,
@@ -441,8 +629,9 @@ def _launch_create_kv_indices(
             req_to_page.stride(0),
             num_rows,
             max_pages,
-            page_size=page_size,
-            tile_size=TILE_SIZE,
+            page_size,
+            *shape.constants,
+            num_warps=shape.num_warps,
         )
 
 
@@ -455,7 +644,7 @@ def _check_starts_fit(num_chunks: int, chunk_len: int) -> None:
         )
 
 
-def _check_prefixes(prefix_lens_cpu: torch.Tensor, limit: int, chunk_capacity: int) -> int:
+def _check_prefix_lens(prefix_lens_cpu: torch.Tensor, limit: int, chunk_capacity: int) -> int:
     """Return the longest of the prefixes, none of which is negative or past the limit."""
     batch_size = prefix_lens_cpu.numel()
     if batch_size > chunk_capacity:
@@ -464,7 +653,7 @@ def _check_prefixes(prefix_lens_cpu: torch.Tensor, limit: int, chunk_capacity: i
         )
     if batch_size == 0:
         return 0
-    shortest, longest = (int(length) for length in prefix_lens_cpu.aminmax())
+    shortest, longest = (int(length.item()) for length in prefix_lens_cpu.aminmax())
     if shortest < 0 or longest > limit:
         is_bad = (prefix_lens_cpu < 0) | (prefix_lens_cpu > limit)
         req_idx = int(is_bad.nonzero()[0, 0])

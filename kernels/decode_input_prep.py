@@ -17,8 +17,15 @@ from .checks import (
     validate_pool_indices,
     validate_slots,
 )
-from .launches import TILE_SIZE, count_tiles, on_device_of
-from .slots import load_slots
+from .launches import on_device_of, uniform_shape
+from .slots import load_slots, load_slots_of_run
+from .uniform_batch import (
+    count_lane_bits,
+    count_uniform_programs,
+    find_requests,
+    find_tile,
+    has_own_tiles,
+)
 
 
 @triton.jit
@@ -27,7 +34,7 @@ def load_starts(req_pool_indices_ptr, valid_cache_lengths_ptr, num_rows, req_idx
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_active, other=-1).to(tl.int64)
     is_in_pool = (req_pool_idx >= 0) & (req_pool_idx < num_rows)
     start = tl.load(
-        valid_cache_lengths_ptr + req_pool_idx, mask=is_active & is_in_pool, other=0
+        valid_cache_lengths_ptr + req_pool_idx, mask=is_in_pool & is_active, other=0
     ).to(tl.int64)
     return req_pool_idx, start
 
@@ -36,6 +43,7 @@ def load_starts(req_pool_indices_ptr, valid_cache_lengths_ptr, num_rows, req_idx
     do_not_specialize=[
         "batch_size",
         "uniform_input_length",
+        "lane_bits",
         "row_stride",
         "num_rows",
         "max_pages",
@@ -58,51 +66,62 @@ def fused_decode_input_prep_kernel(
     req_to_page_ptr,
     batch_size,
     uniform_input_length,
+    lane_bits,
     row_stride,
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    is_long: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write positions and slots of tile_size tokens, and tile_size sequence lengths."""
-    element = tl.program_id(0).to(tl.int64) * tile_size + tl.arange(0, tile_size)
-    num_requests = batch_size.to(tl.int64)
-    length = uniform_input_length.to(tl.int64)
-    num_pool_rows = num_rows.to(tl.int64)
+    """Write positions and slots of a tile of tokens, and the lengths of what starts there."""
+    if is_long:
+        req_idx, first, tile_len = find_tile(uniform_input_length, tile_size)
+        lane = tl.arange(0, tile_size)
+        is_token = lane < tile_len
+        req_pool_idx, start = load_starts(
+            req_pool_indices_ptr, valid_cache_lengths_ptr, num_rows, req_idx, True
+        )
+        slot = load_slots_of_run(
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            req_pool_idx,
+            start + first,
+            0,
+            tile_len,
+            tile_size,
+            page_size,
+            out_cache_loc_ptr.dtype.element_ty,
+        )
+        idx_in_req = first + lane
+        is_first = first == 0
+    else:
+        req_idx, idx_in_req, is_request = find_requests(batch_size, lane_bits, tile_size)
+        is_token = is_request & (idx_in_req < uniform_input_length)
+        req_pool_idx, start = load_starts(
+            req_pool_indices_ptr, valid_cache_lengths_ptr, num_rows, req_idx, is_request
+        )
+        slot = load_slots(
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            req_pool_idx,
+            start + idx_in_req,
+            is_token,
+            page_size,
+        )
+        is_first = is_request & (idx_in_req == 0)
 
-    # The same elements stand for requests here and for tokens below.
-    is_request = element < num_requests
-    _, seq_start = load_starts(
-        req_pool_indices_ptr, valid_cache_lengths_ptr, num_pool_rows, element, is_request
-    )
-    seq_len = seq_start + length
-    tl.store(
-        seq_lens_out_ptr + element,
-        seq_len.to(seq_lens_out_ptr.dtype.element_ty),
-        mask=is_request,
-    )
-
-    is_token = element < num_requests * length
-    # No lane is a token if the length is 0, but every lane divides.
-    req_idx = element // tl.maximum(length, 1)
-    req_pool_idx, start = load_starts(
-        req_pool_indices_ptr, valid_cache_lengths_ptr, num_pool_rows, req_idx, is_token
-    )
-    position = start + (element - req_idx * length)
-    slot = load_slots(
-        req_to_page_ptr,
-        row_stride.to(tl.int64),
-        num_pool_rows,
-        max_pages.to(tl.int64),
-        req_pool_idx,
-        position,
-        is_token,
-        page_size,
-    )
-    tl.store(positions_ptr + element, position.to(positions_ptr.dtype.element_ty), mask=is_token)
-    tl.store(
-        out_cache_loc_ptr + element, slot.to(out_cache_loc_ptr.dtype.element_ty), mask=is_token
-    )
+    # What needs no page id is written while the page ids are under way.
+    seq_len = (start + uniform_input_length).to(seq_lens_out_ptr.dtype.element_ty)
+    tl.store(seq_lens_out_ptr + req_idx, seq_len, mask=is_first)
+    token = req_idx * uniform_input_length + idx_in_req
+    position = (start + idx_in_req).to(positions_ptr.dtype.element_ty)
+    tl.store(positions_ptr + token, position, mask=is_token)
+    tl.store(out_cache_loc_ptr + token, slot.to(out_cache_loc_ptr.dtype.element_ty), mask=is_token)
 
 
 def fused_decode_input_prep(
@@ -162,8 +181,10 @@ def fused_decode_input_prep(
     if batch_size == 0:
         return
     check_launchable("req_to_pages", req_to_pages, fused_decode_input_prep_kernel)
+    shape = uniform_shape(num_tokens)
+    num_programs = count_uniform_programs(batch_size, length, shape.tile_size)
     with on_device_of(req_to_pages):
-        fused_decode_input_prep_kernel[(count_tiles(max(batch_size, num_tokens)),)](
+        fused_decode_input_prep_kernel[(num_programs,)](
             out_cache_loc,
             positions,
             seq_lens_out,
@@ -172,9 +193,12 @@ def fused_decode_input_prep(
             req_to_pages,
             batch_size,
             length,
+            count_lane_bits(length),
             req_to_pages.stride(0),
             num_rows,
             max_pages,
-            page_size=page_size,
-            tile_size=TILE_SIZE,
+            page_size,
+            has_own_tiles(length, shape.tile_size),
+            shape.tile_size,
+            num_warps=shape.num_warps,
         )

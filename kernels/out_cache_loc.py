@@ -17,9 +17,16 @@ from .checks import (
     validate_slots,
     validate_sum_within,
 )
-from .launches import TILE_SIZE, count_steps, count_tiles, on_device_of
-from .ragged_batch import find_requests
-from .slots import load_slots
+from .launches import count_programs, on_device_of, ragged_shape, uniform_shape
+from .ragged_slots import write_slots
+from .slots import load_slots, load_slots_of_run
+from .uniform_batch import (
+    count_lane_bits,
+    count_uniform_programs,
+    find_requests,
+    find_tile,
+    has_own_tiles,
+)
 
 
 @triton.jit(
@@ -44,39 +51,43 @@ def compute_out_cache_loc_kernel(
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    group_size: tl.constexpr,
+    short_len: tl.constexpr,
     tile_size: tl.constexpr,
-    num_steps: tl.constexpr,
 ):
-    """Write the slots of tile_size tokens, however many requests they belong to."""
-    tile_start = tl.program_id(0).to(tl.int64) * tile_size
-    req_idx, idx_in_req, is_owned = find_requests(
+    """Write the slots of a group of requests with few tokens, or of tiles of the others."""
+    write_slots(
+        out_cache_loc_ptr,
+        num_elements,
+        req_pool_indices_ptr,
         input_lengths_ptr,
-        batch_size.to(tl.int64),
-        num_elements.to(tl.int64),
-        tile_start,
-        tile_size,
-        num_steps,
-    )
-    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_owned, other=-1).to(tl.int64)
-    start = tl.load(cache_start_ptr + req_idx, mask=is_owned, other=0).to(tl.int64)
-    slot = load_slots(
+        cache_start_ptr,
+        None,
+        batch_size,
+        0,
+        num_elements,
         req_to_page_ptr,
-        row_stride.to(tl.int64),
-        num_rows.to(tl.int64),
-        max_pages.to(tl.int64),
-        req_pool_idx,
-        start + idx_in_req,
-        is_owned,
+        row_stride,
+        num_rows,
+        max_pages,
+        tl.program_id(0),
+        tl.num_programs(0),
         page_size,
+        window_size,
+        has_one_window,
+        group_size,
+        short_len,
+        tile_size,
     )
-    token = tile_start + tl.arange(0, tile_size)
-    tl.store(out_cache_loc_ptr + token, slot.to(out_cache_loc_ptr.dtype.element_ty), mask=is_owned)
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_tokens",
+        "batch_size",
         "uniform_input_length",
+        "lane_bits",
         "row_stride",
         "num_rows",
         "max_pages",
@@ -93,31 +104,53 @@ def compute_out_cache_loc_uniform_kernel(
     req_pool_indices_ptr,
     cache_start_ptr,
     req_to_page_ptr,
-    num_tokens,
+    batch_size,
     uniform_input_length,
+    lane_bits,
     row_stride,
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    is_long: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the slots of tile_size tokens, of requests that have equally many."""
-    token = tl.program_id(0).to(tl.int64) * tile_size + tl.arange(0, tile_size)
-    is_token = token < num_tokens.to(tl.int64)
-    length = uniform_input_length.to(tl.int64)
-    req_idx = token // length
-    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_token, other=-1).to(tl.int64)
-    start = tl.load(cache_start_ptr + req_idx, mask=is_token, other=0).to(tl.int64)
-    slot = load_slots(
-        req_to_page_ptr,
-        row_stride.to(tl.int64),
-        num_rows.to(tl.int64),
-        max_pages.to(tl.int64),
-        req_pool_idx,
-        start + (token - req_idx * length),
-        is_token,
-        page_size,
-    )
+    """Write the slots of a tile of tokens, of requests that have equally many."""
+    if is_long:
+        req_idx, first, tile_len = find_tile(uniform_input_length, tile_size)
+        lane = tl.arange(0, tile_size)
+        is_token = lane < tile_len
+        req_pool_idx = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
+        start = tl.load(cache_start_ptr + req_idx).to(tl.int64)
+        slot = load_slots_of_run(
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            req_pool_idx,
+            start + first,
+            0,
+            tile_len,
+            tile_size,
+            page_size,
+            out_cache_loc_ptr.dtype.element_ty,
+        )
+        token = req_idx * uniform_input_length + first + lane
+    else:
+        req_idx, idx_in_req, is_request = find_requests(batch_size, lane_bits, tile_size)
+        is_token = is_request & (idx_in_req < uniform_input_length)
+        req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_token, other=-1)
+        start = tl.load(cache_start_ptr + req_idx, mask=is_token, other=0).to(tl.int64)
+        slot = load_slots(
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            req_pool_idx.to(tl.int64),
+            start + idx_in_req,
+            is_token,
+            page_size,
+        )
+        token = req_idx * uniform_input_length + idx_in_req
     tl.store(out_cache_loc_ptr + token, slot.to(out_cache_loc_ptr.dtype.element_ty), mask=is_token)
 
 
@@ -132,7 +165,7 @@ def compute_out_cache_loc(
     """Write the slots of all new tokens, one request after another, in batch order.
 
     Overflow and holes give slot 0. Elements past the last token keep their value. One launch,
-    cut by tokens: one long request costs no more than many short ones.
+    spread over tokens and not over requests: a single long one uses the whole chip.
 
     Args:
         out_cache_loc: [>= sum(input_lengths)], slot per token, written; int32 or int64.
@@ -167,8 +200,10 @@ def compute_out_cache_loc(
     if batch_size == 0 or num_elements == 0:
         return
     check_launchable("req_to_pages", req_to_pages, compute_out_cache_loc_kernel)
+    shape = ragged_shape(batch_size, num_elements)
+    num_programs = count_programs(batch_size, num_elements, num_elements, shape)
     with on_device_of(req_to_pages):
-        compute_out_cache_loc_kernel[(count_tiles(num_elements),)](
+        compute_out_cache_loc_kernel[(num_programs,)](
             out_cache_loc,
             req_pool_indices,
             input_lengths,
@@ -179,9 +214,9 @@ def compute_out_cache_loc(
             req_to_pages.stride(0),
             num_rows,
             max_pages,
-            page_size=page_size,
-            tile_size=TILE_SIZE,
-            num_steps=count_steps(batch_size),
+            page_size,
+            *shape.constants,
+            num_warps=shape.num_warps,
         )
 
 
@@ -230,17 +265,22 @@ def compute_out_cache_loc_uniform(
     if num_tokens == 0:
         return
     check_launchable("req_to_pages", req_to_pages, compute_out_cache_loc_uniform_kernel)
+    shape = uniform_shape(num_tokens)
+    num_programs = count_uniform_programs(batch_size, length, shape.tile_size)
     with on_device_of(req_to_pages):
-        compute_out_cache_loc_uniform_kernel[(count_tiles(num_tokens),)](
+        compute_out_cache_loc_uniform_kernel[(num_programs,)](
             out_cache_loc,
             req_pool_indices,
             cache_start,
             req_to_pages,
-            num_tokens,
+            batch_size,
             length,
+            count_lane_bits(length),
             req_to_pages.stride(0),
             num_rows,
             max_pages,
-            page_size=page_size,
-            tile_size=TILE_SIZE,
+            page_size,
+            has_own_tiles(length, shape.tile_size),
+            shape.tile_size,
+            num_warps=shape.num_warps,
         )

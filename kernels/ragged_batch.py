@@ -1,95 +1,112 @@
-"""Which request owns an element of a flat, ragged output: shared by the kernels."""
+"""Which request owns an element of a flat, ragged output: shared by the kernels.
+
+Requests own elements one after another, in batch order, as many as their length says. A launch has
+two sorts of programs, which write different elements and need nothing of each other:
+
+- One program a group of requests writes the elements of those that have few, each in lanes of its
+  own, so that no lane has to search for its request. That is all there is in a decode step.
+- The other programs share the tiles of the output, and write the elements of requests that have
+  more. A tile that lies in one such request is a run of consecutive positions.
+
+Global loads that need each other take most of the time, so a program loads what it may need of all
+requests in a window at once, and picks from registers.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def find_requests(
-    lens_ptr,
-    batch_size,
-    num_elements,
-    tile_start,
-    tile_size: tl.constexpr,
-    num_steps: tl.constexpr,
-):
-    """Return what owns each of the elements tile_start ... tile_start + tile_size - 1.
-
-    Requests own elements one after another, in batch order, as many as their length says.
-    Every length is clamped to 0 ... num_elements before it is added, so that no content of
-    lens_ptr makes a sum overflow; the walk ends where the tile does.
+def load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len):
+    """Return the elements of each request.
 
     Args:
-        lens_ptr: [batch_size], elements of each request; int32 or int64.
-        batch_size: int64 scalar.
-        num_elements: int64 scalar, size of the flat output or input.
-        tile_start: int64 scalar.
-        tile_size: Elements handled by this program.
-        num_steps: Steps of the search of an element's owner among the 2**num_steps requests that
-            are looked at, at a time.
+        lens_ptr: [batch_size], any values; int32 or int64.
+        req_idx: [lanes] int64.
+        is_request: [lanes] bool, lanes that have a request.
+        num_skipped: Scalar, elements of each request that come before those that count.
+        max_len: Scalar; a longer length counts as this. Sums are of its type, and do not wrap
+            unless the lengths are more than their output.
 
     Returns:
-        req_idx: [tile_size] int64, valid where is_owned.
-        idx_in_req: [tile_size] int64, the element's place within its request.
-        is_owned: [tile_size] bool, whether a request owns the element and it exists.
+        [lanes] of the type of max_len, in 0 ... max_len.
     """
-    window_size: tl.constexpr = 2**num_steps
-    skip_size: tl.constexpr = 4 * window_size
-    tile_last = tl.minimum(tile_start + tile_size, num_elements) - 1
-    total = tl.full((), 0, tl.int64)
-    walked = tl.full((), 0, tl.int64)
+    lens = tl.load(lens_ptr + req_idx, mask=is_request, other=0)
+    lens = tl.maximum(lens, 0) - num_skipped
+    return tl.minimum(tl.maximum(lens, 0), max_len).to(max_len.dtype)
 
-    # Requests that end before the tile only have to be added up, many at a time.
-    is_skipping = tile_start > 0
-    while is_skipping & (walked < batch_size):
-        far_idx = walked + tl.arange(0, skip_size)
-        far_lens = tl.load(lens_ptr + far_idx, mask=far_idx < batch_size, other=0).to(tl.int64)
-        far_lens = tl.minimum(tl.maximum(far_lens, 0), num_elements)
-        far_total = total + tl.sum(far_lens, axis=0)
-        is_skipping = far_total <= tile_start
-        total = tl.where(is_skipping, far_total, total)
-        walked = tl.where(is_skipping, walked + skip_size, walked)
 
-    lane = tl.arange(0, tile_size)
-    num_ended = tl.zeros([tile_size], tl.int32)
-    last_end_in_tile = tl.zeros([tile_size], tl.int32)
-    num_skipped = walked
-    last_end_before_tile = total
-    while (walked < batch_size) & (total <= tile_last):
-        req_idx = walked + tl.arange(0, window_size)
-        is_request = req_idx < batch_size
-        lens = tl.load(lens_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
-        lens = tl.minimum(tl.maximum(lens, 0), num_elements)
-        ends = total + tl.cumsum(lens, 0)
-        last_end_before_tile = tl.maximum(
-            last_end_before_tile, tl.max(tl.where(ends <= tile_start, ends, 0), axis=0)
-        )
-        # Lengths are not negative, so the ends ascend. What is past the batch never ends.
-        ends_in_tile = tl.minimum(tl.maximum(ends - tile_start, 0), tile_size)
-        ends_in_tile = tl.where(is_request, ends_in_tile, tile_size).to(tl.int32)
-        is_inside = (ends_in_tile > 0) & (ends_in_tile < tile_size)
-        if tl.max(is_inside.to(tl.int32), axis=0) > 0:
-            # Comparing every request with every element would spill registers: 100 times
-            # slower than this search, whose steps go through shared memory.
-            num_in_window = tl.zeros([tile_size], tl.int32)
-            for step_idx in tl.static_range(num_steps):
-                step = window_size >> (step_idx + 1)
-                probed_end = tl.gather(ends_in_tile, num_in_window + step - 1, axis=0)
-                is_ended = probed_end <= lane
-                num_in_window += tl.where(is_ended, step, 0)
-                last_end_in_tile = tl.maximum(last_end_in_tile, tl.where(is_ended, probed_end, 0))
-            probed_end = tl.gather(ends_in_tile, num_in_window, axis=0)
-            is_ended = probed_end <= lane
-            num_ended += num_in_window + is_ended.to(tl.int32)
-            last_end_in_tile = tl.maximum(last_end_in_tile, tl.where(is_ended, probed_end, 0))
-        else:
-            num_ended += tl.sum((ends_in_tile == 0).to(tl.int32), axis=0)
-        total += tl.sum(lens, axis=0)
-        walked += window_size
+@triton.jit
+def add_lens_before(
+    lens_ptr,
+    end_idx,
+    num_skipped,
+    max_len,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+):
+    """Return parts of the sum of the lengths before request `end_idx`, one a lane.
 
-    first_element = tl.where(
-        last_end_in_tile > 0, tile_start + last_end_in_tile, last_end_before_tile
-    )
-    element = tile_start + lane
-    is_owned = (element < num_elements) & (element < total)
-    return num_skipped + num_ended, element - first_element, is_owned
+    The sum of the parts is left to the caller, who may load something else before it waits.
+    """
+    if has_one_window:
+        req_idx = tl.arange(0, window_size)
+        return load_lens(lens_ptr, req_idx, req_idx < end_idx, num_skipped, max_len)
+    else:
+        # Only a sum has to fit registers here, so four windows at a time do.
+        parts = tl.zeros([4 * window_size], max_len.dtype)
+        walked = tl.full((), 0, tl.int64)
+        while walked < end_idx:
+            req_idx = walked + tl.arange(0, 4 * window_size)
+            parts += load_lens(lens_ptr, req_idx, req_idx < end_idx, num_skipped, max_len)
+            walked += 4 * window_size
+        return parts
+
+
+@triton.jit
+def clip_to_tile(begins, lens, tile_start, tile_len):
+    """Return where each request's elements start and end in a tile, as int32.
+
+    Args:
+        begins: [window_size], first element of each request; any values.
+        lens: [window_size], none negative.
+        tile_start: int64 scalar.
+        tile_len: Scalar, elements of the tile that exist.
+    """
+    first = begins - tile_start
+    end = first + lens
+    first = tl.minimum(tl.maximum(first, 0), tile_len)
+    end = tl.minimum(tl.maximum(end, 0), tile_len)
+    return first.to(tl.int32), end.to(tl.int32)
+
+
+@triton.jit
+def sum_four(a, b, c, d):
+    """Return the sums of four tensors of one type, scalars.
+
+    A sum over several warps goes through shared memory and two barriers; this does so once.
+    """
+    sums = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
+    sums_of_a_and_b, sums_of_c_and_d = tl.split(sums)
+    sum_of_a, sum_of_b = tl.split(sums_of_a_and_b)
+    sum_of_c, sum_of_d = tl.split(sums_of_c_and_d)
+    return sum_of_a, sum_of_b, sum_of_c, sum_of_d
+
+
+@triton.jit
+def find_owners(first_in_tile, num_lanes: tl.constexpr):
+    """Return which request of a window each of the first num_lanes lanes of a tile belongs to.
+
+    Args:
+        first_in_tile: [window_size] int32, ascending and none negative, first lane of each request;
+            num_lanes or more for one behind the tile.
+        num_lanes: Lanes.
+
+    Returns:
+        owner: [num_lanes] int32, the last request that does not start behind the lane. Whether it
+            reaches that far is for the caller to see.
+        has_owner: [num_lanes] bool, whether there is one.
+    """
+    num_first = tl.histogram(first_in_tile, num_lanes, mask=first_in_tile < num_lanes)
+    num_begun = tl.cumsum(num_first, 0)
+    return tl.maximum(num_begun - 1, 0), num_begun > 0

@@ -214,6 +214,22 @@ def test_pending_copy_of_a_step_survives_the_next_step():
     assert torch.equal(table[1:].cpu(), firsts + torch.arange(4000, dtype=torch.int32))
 
 
+def test_pending_copy_of_chunk_ends_survives_the_next_call():
+    table, rows = table_of(10, 3, 100, "cuda"), vector([1, 2], "cuda")
+    build = chunked_prefill.build_chunked_prefill_metadata_arrays
+    batches = [torch.tensor([40 + idx, 90 - 3 * idx]) for idx in range(8)]
+    arguments = [(lens.cuda(), lens, table, rows, 4, 20) for lens in batches]
+    expected = [[part.tolist() for part in build(*some)[1]] for some in arguments]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(SLEEP_CYCLES)
+        found = [build(*some)[1] for some in arguments]
+        assert not stream.query()
+    stream.synchronize()
+    assert [[part.tolist() for part in slots] for slots in found] == expected
+
+
 def test_nothing_waits_for_the_device():
     table = table_of(10, 5, 40, "cuda")
     prefix_lens_cpu = torch.tensor([30, 7])
@@ -254,6 +270,8 @@ KERNELS = [
     decode_input_prep.fused_decode_input_prep_kernel,
     chunked_prefill.chunking_kernel,
     chunked_prefill.create_chunked_cache_kv_indices_paged_kernel,
+    chunked_prefill.get_chunks_paged_kernel,
+    req_to_page.update_from_packed_kernel,
 ]
 
 
@@ -282,6 +300,14 @@ def test_a_sweep_of_all_sizes_and_alignments_compiles_few_variants():
         )
         chunked_prefill.create_chunked_cache_kv_indices_paged(
             table, rows, starts, lens, chunks.cum_seq_lens[0], out, page_size
+        )
+        prefix_lens = zeros(batch_size) + min(length, max_pages * page_size)
+        chunked_prefill.build_chunked_prefill_metadata_arrays(
+            prefix_lens, prefix_lens.cpu(), table, rows, page_size, 2 * batch_size
+        )
+        page_ids = [[row] for row in range(batch_size)]
+        req_to_page.update_block_table(
+            step(list(range(batch_size)), [0] * batch_size, page_ids), "cuda", table
         )
     compiled = [count_variants(kernel) - old for kernel, old in zip(KERNELS, before)]
     assert all(0 <= count <= 8 for count in compiled), compiled

@@ -148,6 +148,15 @@ def test_block_table_takes_numpy_integers(device):
     assert memory.tolist() == expected
 
 
+def test_block_table_takes_any_sequences(device):
+    table, memory = numbered_table(4, 3, device)
+    expected = written(memory, [(2, 1, [7, -(2**31)]), (3, 0, [2**31 - 1])])
+    forward_op = step((2, 3, 1), range(1, -2, -1), ([7, -(2**31)], (2**31 - 1,), []))
+    forward_op.begins = (1, 0, 0)
+    update_block_table(forward_op, device, table)
+    assert memory.tolist() == expected
+
+
 def test_clamped_request_is_logged_and_disturbs_no_other(device, caplog):
     table, memory = numbered_table(6, 4, device)
     expected = written(memory, [(1, 3, [10]), (3, 0, [30, 31]), (5, 3, [50])])
@@ -179,7 +188,8 @@ def test_clamped_request_is_logged_and_disturbs_no_other(device, caplog):
 def test_nothing_left_launches_nothing(device, forward_op, monkeypatch):
     table, memory = numbered_table(3, 4, device)
     expected = memory.tolist()
-    monkeypatch.setattr(module, "update_req_to_page_kernel", None)
+    for name in ("update_req_to_page_kernel", "update_from_packed_kernel"):
+        monkeypatch.setattr(module, name, None)
     update_block_table(forward_op, device, table)
     assert memory.tolist() == expected
 
@@ -214,6 +224,11 @@ def test_block_table_on_a_cpu_where_nothing_interprets(monkeypatch):
         ({"new_occupied_pages": [[5, -(2**31) - 1], [7]]}, ValueError, r"pages\[0\]\[1\] is -214"),
         ({"new_occupied_pages": [[5, 6], [False]]}, TypeError, r"pages\[1\]\[0\] is False"),
         ({"new_occupied_pages": [[5, "6"], [7]]}, TypeError, r"pages\[0\]\[1\] is '6'"),
+        ({"new_occupied_pages": [[5, 6.0], [7]]}, TypeError, r"pages\[0\]\[1\] is 6\.0"),
+        ({"new_occupied_pages": [[5, [6]], [7]]}, TypeError, r"pages\[0\]\[1\] is \[6\]"),
+        ({"new_occupied_pages": [[5, 6], [None]]}, TypeError, r"pages\[1\]\[0\] is None"),
+        ({"new_occupied_pages": [[5, 6], torch.tensor([7])]}, TypeError, r"\[1\]\[0\] is tensor"),
+        ({"request_pool_indices": [1, [2]]}, TypeError, r"indices\[1\] is \[2\]"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
 )
