@@ -3,16 +3,21 @@ PYTHON ?=
 VENV := .venv
 RUN := $(if $(PYTHON),$(PYTHON),$(VENV)/bin/python)
 FUZZ_ARGS ?= --time 60s
+KILLS ?= 100
 SOAK_ARGS ?= --max-cases 100000 --time 24h
 TEST_ARGS ?= -n auto
+MUTANT_ARGS ?= --json .pagefault/mutants.json --markdown docs/mutants.md
 BENCH_ARGS ?= --markdown docs/kernels.md --plot docs/kernels.svg
 
-.PHONY: help setup test-setup lint-setup test fuzz soak lint format bench bench-kernels peers clean
+.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format bench bench-kernels peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
 	@echo "make soak    the same for 100,000 cases, every check on; void unless all is reached (SOAK_ARGS)"
 	@echo "make test    set up, then run the tests (TEST_ARGS='-n 4 tests/oracle')"
+	@echo "make test-slow    the tests that make test leaves out, which take long"
+	@echo "make test-kills   kill a campaign a hundred times and resume it (KILLS=10)"
+	@echo "make mutants change our kernels one step at a time: what is found? (MUTANT_ARGS='--every 20')"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   where the time of a case goes"
 	@echo "make bench-kernels   how fast the kernels are, on a GPU (BENCH_ARGS='--only ragged')"
@@ -34,11 +39,21 @@ lint-setup: setup
 test: test-setup
 	$(RUN) -m pytest $(TEST_ARGS)
 
+test-slow: test-setup
+	$(RUN) -m pytest $(TEST_ARGS) -m slow
+
+test-kills: test-setup
+	PAGEFAULT_TEST_KILLS=$(KILLS) $(RUN) -m pytest -n 0 -m slow tests/engine/test_campaign.py -k killed_again
+
 fuzz: setup
 	$(RUN) -m pagefault fuzz $(FUZZ_ARGS)
 
 soak: setup
 	$(RUN) -m pagefault fuzz --soak --strict $(SOAK_ARGS)
+
+mutants: setup
+	@mkdir -p .pagefault
+	$(RUN) -m pagefault mutate --strict $(MUTANT_ARGS)
 
 lint: lint-setup
 	$(RUN) -m ruff check .

@@ -259,7 +259,7 @@ def _uses_triton(function: Callable[..., object]) -> bool:
     return any(
         getattr(value, "__name__", "").partition(".")[0] == "triton"
         or type(value).__module__.partition(".")[0] == "triton"
-        for value in vars(module).values()
+        for value in (vars(module).values() if module else ())
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import platform
 import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from . import __version__
+from . import __version__, github
 from .campaign import Plan, Result, run
 from .case import CaseError
 from .conformance import replay_line, write_case
@@ -27,9 +31,15 @@ from .family import FamilyError, case_from_json, families, family_named
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
 from .findings import merge as merge_findings
 from .isolation import check_in_child
-from .soak import demanded_checks
+from .pace import Pace
+from .recheck import Again, of_bugs, of_findings
+from .record import FIXED, Record
+from .report import report_of_campaign, report_of_folder
+from .result import FAILS, PASSES
+from .soak import demanded_checks, some_of
 from .soak import why_void as why_soak_is_void
 from .specialisations import json_of, lines_of
+from .state import State, open_campaign
 from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
 from .verdict import Signature
 
@@ -52,6 +62,9 @@ TargetOption = Annotated[
     str, typer.Option(help="A name (see `pagefault targets`), a module, or a path to a .py file.")
 ]
 FINDINGS = Path(".pagefault/findings")
+CAMPAIGNS = Path(".pagefault/campaigns")
+BUGS = Path("bugs")
+EQUIVALENT_MUTANTS = Path("tests/equivalent_mutants.toml")
 
 StrictOption = Annotated[
     bool,
@@ -129,6 +142,26 @@ def fuzz(
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write what was run and found here.")
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="A folder for report.html, to read, and report.md, for a comment."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on where a campaign of this target was that was killed, if any."
+        ),
+    ] = False,
+    machine: Annotated[
+        str | None, typer.Option(help="Name of this machine, which the cases depend on.")
+    ] = None,
+    state: Annotated[
+        Path, typer.Option(help="Where campaigns keep what --resume needs, a folder each.")
+    ] = CAMPAIGNS,
+    bugs: Annotated[
+        Path | None,
+        typer.Option(help="Cases to check first, such as reported bugs; bugs/ where it is there."),
+    ] = None,
 ) -> None:
     """Draw cases and check the target against the oracle until the time is over.
 
@@ -145,10 +178,14 @@ def fuzz(
     seed = secrets.randbits(32) if seed is None else seed
     if json_ is not None:
         _check_writable(json_)
+    if bugs is not None and not bugs.is_dir():
+        raise Usage(f"--bugs {str(bugs)!r} is no folder")
     prepare(resolved)
     loaded = load_target(target)
     names = _chosen_families(family, set(loaded.functions), loaded.skipped)
-    _prepare_folder(out)
+    _prepare_folder("--out", out)
+    if report is not None:
+        _prepare_folder("--report", report)
     folder = FindingsFolder(findings)
     earlier = folder.load()
     plan = Plan(
@@ -163,18 +200,33 @@ def fuzz(
         memory,
         is_soak=soak,
         strict=strict,
+        machine=platform.node() if machine is None else machine,
     )
     console = Console()
+    context = Context.of(plan)
+    opened = open_campaign(plan, context.run, state, resume)
+    plan, context = opened.state.plan, dataclasses.replace(context, run=opened.state.run)
     _print_header(console, plan)
+    for line in opened.lines:
+        console.print(Text(line), soft_wrap=True)
+    opened.state.add_filed(earlier.values())
+    again = _select_again(plan, opened.state, earlier, bugs)
     if earlier:
         console.print(f"{len(earlier)} findings of earlier runs in {findings}", soft_wrap=True)
-    filing = Filing(folder, Context.of(plan), loaded)
-    result = _run_watched(plan, console, filing)
-    filing.take(result, is_over=True)
+    filing = Filing(folder, context, loaded)
+    pace = Pace(samples=[(0.0, opened.state.result.cases)])
+    with closing(opened.folder):
+        start = partial(run, plan, folder=opened.folder, state=opened.state, recheck=again)
+        result = _run_watched(plan, console, filing, pace, start)
+        filing.take(result, is_over=True)
+        pace.take(result.cases, is_over=True)
+        opened.end()
     void = _why_void(plan, result, loaded)
     paths = _write_cases(out, result)
     _print_closing(console, plan, result, loaded, paths, filing, void)
-    for line in folder.set_aside:
+    _print_rechecked(console, findings, earlier, result)
+    troubles = [*folder.set_aside, *filing.pass_failures.values(), *opened.folder.troubles]
+    for line in troubles:
         console.print(Text(line), soft_wrap=True)
     if json_ is not None:
         skipped = {name: why for name, why in loaded.skipped.items() if name not in names}
@@ -182,6 +234,22 @@ def fuzz(
             _write_json(json_, plan, result, loaded, paths, filing, void, skipped)
         except OSError as error:
             console.print(Text(f"--json {str(json_)!r} can't be written: {_reason(error)}"))
+    if report is not None:
+        troubles = [*filing.failures.values(), *troubles]
+        fixed = {
+            findings / name: record
+            for name, record in earlier.items()
+            if result.rechecked.get(name) == PASSES
+        }
+        written = report_of_campaign(
+            plan, result, loaded, context, paths, filing.paths, pace, void, troubles, fixed
+        )
+        try:
+            console.print(Text(f"report: {written.write(report)[0]}"), soft_wrap=True)
+        except OSError as error:
+            console.print(Text(f"--report {str(report)!r} can't be written: {_reason(error)}"))
+    if github.are_wanted():
+        _annotate(plan, result, loaded, paths)
     if result.findings or result.lane_failures:
         raise typer.Exit(FOUND_SOMETHING)
     if result.interrupted:
@@ -251,6 +319,31 @@ def merge(
     print(f"{len(findings)} findings in {into}")
 
 
+@app.command(name="report")
+def report_(
+    findings: Annotated[Path, typer.Argument(help="A folder of findings, or that of one.")],
+    into: Annotated[Path, typer.Option(help="A folder for report.html and report.md.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="Whose dialect the cells are drawn in; pagefault's own otherwise."),
+    ] = None,
+) -> None:
+    """Make a report from a folder of findings alone; nothing is run."""
+    dialects = {}
+    if target is not None:
+        prepare(resolve_device("auto"))
+        loaded = load_target(target)
+        dialects = {name: loaded.terms_of(name).dialect for name in families()}
+    made = report_of_folder(findings, dialects)
+    try:
+        page, text = made.write(into)
+    except OSError as error:
+        raise Usage(f"--into {str(into)!r} can't be written: {_reason(error)}") from error
+    for line in made.damaged:
+        print(line)
+    print(f"{made.outcome} in {findings}: {page}, {text}")
+
+
 @app.command()
 def targets() -> None:
     """List the targets that have a name, and the functions that can be tested."""
@@ -262,6 +355,94 @@ def targets() -> None:
     console.print("Any module, and any .py file, that defines one of these is a target as well:")
     for family in families().values():
         console.print(f"  {family.name}({', '.join(family.parameters)})", soft_wrap=True)
+
+
+@app.command()
+def mutate(
+    target: TargetOption = "ours",
+    family: Annotated[
+        list[str] | None,
+        typer.Option(help="Try what this launcher reaches; may be given several times."),
+    ] = None,
+    function: Annotated[
+        list[str] | None,
+        typer.Option(help="Change this function alone; may be given several times."),
+    ] = None,
+    cases: Annotated[
+        int, typer.Option(min=1, help="Calls that a mutant is tried on at most.")
+    ] = 300,
+    every: Annotated[int, typer.Option(min=1, help="Of so many mutants try one.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 1,
+    workers: Annotated[str, typer.Option(help="Processes, or auto: cores.")] = "auto",
+    strict: StrictOption = False,
+    equivalent: Annotated[
+        Path | None,
+        typer.Option(help="The reviewed file; of our kernels that in tests/, where it is there."),
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--listed", help="Try those alone that are listed as equivalent.")
+    ] = False,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="Write the score and a row per mutant here.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables here.")] = None,
+) -> None:
+    """Change the target's kernels and launchers one step at a time: what of it is found?
+
+    In the interpreter; the source is never touched. Exit status: 0 the run is complete, 1 a mutant
+    that is listed as equivalent was killed or is none, 2 bad usage, 3 the original fails, 130
+    interrupted.
+    """
+    num_workers = _num_workers(workers, "cpu")
+    for path in (json_, markdown):
+        if path is not None:
+            _check_writable(path)
+    prepare("cpu")
+    loaded = load_target(target)
+    names = _chosen_families(family, set(loaded.functions), loaded.skipped)
+    from .mutation import command, reviewed, tables
+
+    if equivalent is None and target == "ours" and EQUIVALENT_MUTANTS.is_file():
+        equivalent = EQUIVALENT_MUTANTS
+    try:
+        known = reviewed.read_reviewed(equivalent) if equivalent else reviewed.Reviewed()
+    except reviewed.ReviewedError as error:
+        raise Usage(f"--equivalent {error}") from error
+    wanted = command.Wanted(
+        target, names, cases, seed, num_workers, strict, known, function or (), listed, every
+    )
+    made = command.mutate(wanted, loaded, _shown(Console()))
+    for line in tables.lines_of(made):
+        print(line)
+    if json_ is not None:
+        json_.write_text(json.dumps(tables.json_of(made), indent=2) + "\n")
+    if markdown is not None:
+        about = ", ".join(f"{name} {version}" for name, version in versions().items())
+        line = f"pagefault mutate --target {target}" + " --strict" * strict
+        markdown.write_text(tables.markdown_of(made, line, about))
+    if made.errors():
+        raise typer.Exit(FOUND_SOMETHING)
+    if made.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(VOID_RUN if made.faults or not made.outcomes else FOUND_NOTHING)
+
+
+def _shown(console: Console) -> Callable[[str, int, int], None]:
+    """Return what shows how far a mutation run is: in place, or a line now and then."""
+    from .mutation.command import Pace as StagePace
+
+    pace, last = StagePace(), time.monotonic()
+
+    def show(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        line, now = pace.line(stage, done, total), time.monotonic()
+        if console.is_terminal:
+            console.print(Text(line), end="\r" if done < total else "\n", soft_wrap=True)
+        elif now - last >= REPORT_SECONDS or done == total:
+            last = now
+            print(line, flush=True)
+
+    return show
 
 
 def _duration(option: str, text: str) -> float:
@@ -289,14 +470,14 @@ def _chosen_families(
     return [name for name in families() if name in present and (not wanted or name in wanted)]
 
 
-def _prepare_folder(folder: Path) -> None:
+def _prepare_folder(option: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise Usage(f"--out {str(folder)!r} can't be written: {_reason(error)}") from error
+        raise Usage(f"{option} {str(folder)!r} can't be written: {_reason(error)}") from error
 
 
 def _check_writable(path: Path) -> None:
@@ -319,33 +500,93 @@ def _print_header(console: Console, plan: Plan) -> None:
     limit = f", at most {plan.max_cases} cases" if plan.max_cases else ""
     console.print(
         f"target {plan.target} on {device_name(plan.device)}; {len(plan.families)} families; "
-        f"{plan.num_workers} workers; {plan.seconds:g} s{limit}; seed {plan.seed}",
+        f"{plan.num_workers} workers; {plan.seconds:g} s{limit}; seed {plan.seed}; "
+        f"machine {plan.machine}",
         soft_wrap=True,
         highlight=False,
     )
 
 
-def _run_watched(plan: Plan, console: Console, filing: Filing) -> Result:
+def _select_again(
+    plan: Plan, state: State, earlier: Mapping[str, Record], bugs: Path | None
+) -> list[Again]:
+    """Return the cases that are checked before any is drawn; reasons go where outcomes go."""
+    # What a resumed campaign has found itself is no earlier finding.
+    records = {name: record for name, record in earlier.items() if state.run not in record.runs}
+    selected = of_findings(records, plan)
+    folder = BUGS if bugs is None else bugs
+    if folder.is_dir():
+        selected = selected.with_more(of_bugs(folder))
+    done = state.result.rechecked
+    for name, reason in selected.left_out.items():
+        done.setdefault(name, reason)
+    return [
+        item
+        for item in selected.items
+        if item.family in plan.families and done.get(item.name) not in (PASSES, FAILS)
+    ]
+
+
+def _print_rechecked(
+    console: Console, findings: Path, earlier: Mapping[str, Record], result: Result
+) -> None:
+    """Print what came of the cases that were checked first."""
+    others: Counter[str] = Counter()
+    for name, outcome in result.rechecked.items():
+        line = "" if outcome == PASSES else f"{name}: {outcome}"
+        if name in earlier:
+            line = _about_finding(findings / name, earlier[name], outcome, result)
+        else:
+            others[outcome] += 1
+        if line:
+            console.print(Text(line), soft_wrap=True)
+    if others:
+        console.print(
+            f"{others[PASSES]} of {others.total()} other known cases pass", highlight=False
+        )
+
+
+def _about_finding(path: Path, record: Record, outcome: str, result: Result) -> str:
+    """Return what there is to say of an earlier finding whose case was checked again."""
+    if outcome == FAILS:
+        return f"{'open again' if record.status == FIXED else 'still open'}: {path}"
+    if outcome != PASSES:
+        return f"{path}: {outcome}"
+    if record.status == FIXED:
+        return ""
+    line = f"fixed: {path}: its case passes now"
+    return f"{line}, but its fault was found again" * (record.signature in result.findings) or line
+
+
+def _run_watched(
+    plan: Plan,
+    console: Console,
+    filing: Filing,
+    pace: Pace,
+    start: Callable[[Callable[[Result], None]], Result],
+) -> Result:
     started = time.monotonic()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
 
             def show(result: Result) -> None:
                 filing.take(result)
+                pace.take(result.cases)
                 live.update(_progress(plan, result, started))
 
-            return run(plan, show)
+            return start(show)
     last = started
 
     def report(result: Result) -> None:
         nonlocal last
         filing.take(result)
+        pace.take(result.cases)
         now = time.monotonic()
         if now - last >= REPORT_SECONDS:
             last = now
             print(_one_line(result, now - started), flush=True)
 
-    return run(plan, report)
+    return start(report)
 
 
 def _one_line(result: Result, elapsed: float) -> str:
@@ -445,6 +686,8 @@ def _print_closing(
         soft_wrap=True,
         highlight=False,
     )
+    for line in _coverage_lines(result, target):
+        console.print(Text(line), soft_wrap=True)
     for line in lines_of(result.variants):
         console.print(Text(line), soft_wrap=True)
     if plan.is_soak:
@@ -457,6 +700,32 @@ def _print_closing(
         console.print("interrupted")
     if void:
         console.print(Text("void run: " + void.replace("; ", "\n  ")), soft_wrap=True)
+
+
+def _annotate(plan: Plan, result: Result, target: Target, paths: Mapping[Signature, Path]) -> None:
+    """Print what makes GitHub show each finding beside the kernel's line."""
+    for found in result.findings.values():
+        function = target.functions[found.signature.family]
+        spot = github.kernel_spot(found.verdict) or github.function_spot(function)
+        message = f"{found.verdict}\n  {found.how_small}"
+        if found.signature in paths:
+            message += f"\n  {replay_line(paths[found.signature], plan.target, plan.device)}"
+        print(github.annotation(message, str(found.signature), spot), flush=True)
+
+
+def _coverage_lines(result: Result, target: Target) -> list[str]:
+    """Return which edges no case had, and how many sets of edges there were."""
+    never = result.never_reached(lambda name: target.terms_of(name).without)
+    lines = []
+    for name, edges in never.items():
+        count = f"{len(edges)} of {len(family_named(name).all_edges)} edges"
+        named = f": {some_of(edges)}" if result.tallies[name].cases else ""
+        lines.append(f"{name} never reached {count}{named}")
+    if not never:
+        lines.append("every edge was reached")
+    num_sets = sum(result.edge_sets.values())
+    lines.append(f"about {num_sets} sets of edges were reached by now, earlier campaigns included")
+    return lines
 
 
 def _write_cases(out: Path, result: Result) -> dict[Signature, Path]:
@@ -495,11 +764,14 @@ def _write_json(
     void: str,
     skipped: dict[str, str],
 ) -> None:
+    never = result.never_reached(lambda name: target.terms_of(name).without)
     ran = {
         name: {
             "cases": tally.cases,
             "seconds": round(tally.seconds, 3),
             "edges": dict(sorted(tally.edges.items())),
+            "edge_sets": result.edge_sets.get(name, 0),
+            "never": never.get(name, []),
         }
         for name, tally in result.tallies.items()
     }
@@ -508,10 +780,12 @@ def _write_json(
         "device": plan.device,
         "versions": versions(),
         "seed": plan.seed,
+        "machine": plan.machine,
         "workers": plan.num_workers,
         "seconds": round(result.seconds, 3),
         "void": void,
         "unchecked": result.unchecked,
+        "rechecked": result.rechecked,
         "checks": dict(sorted(result.checks.items())),
         "specialisations": json_of(result.variants),
         "families": {**ran, **{name: {"skipped": reason} for name, reason in skipped.items()}},

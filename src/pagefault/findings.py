@@ -14,10 +14,10 @@ process that is killed at any moment leaves the old file or the new one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
-import os
 import platform
 import re
 import secrets
@@ -31,15 +31,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from . import durable
 from .case import Case
 from .device import device_name, driver_version, versions
 from .family import case_from_json
-from .record import Rate, Record, Run, Smallest, as_lines
+from .record import Passed, Rate, Record, Run, Smallest, as_lines
+from .result import PASSES
 from .target import Target, TargetError, file_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
-    from .campaign import Found, Plan, Result
+    from .plan import Plan
+    from .result import Found, Result
 
 NUM_RUNS = 10
 
@@ -114,7 +117,7 @@ class Context:
     def of(cls, plan: Plan) -> Self:
         """Return the context of a campaign that starts now in this process."""
         started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        machine = platform.node()
+        machine = plan.machine or platform.node()
         return cls(
             run=f"{started}-{machine}-{secrets.token_hex(4)}",
             target=plan.target,
@@ -130,7 +133,7 @@ class Context:
 
     def record(self, found: Found, count: int, files: Files) -> Record:
         """Return what this run knows now of something that it has found."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = _now()
         kept = ("target", "commit", "seed", "machine", "driver", "memory", "versions")
         run = Run(
             **{name: getattr(self, name) for name in kept},
@@ -150,12 +153,25 @@ class Context:
         )
         rate = found.reproduced
         return Record(
-            Path(self.target).name if self.target.endswith(".py") else self.target,
+            target_name(self.target),
             found.signature,
             smallest,
             {} if rate is None else {self.device_name: {self.run: rate}},
             {self.run: run},
         )
+
+    def passed(self) -> Passed:
+        """Return that a case has passed in this run, now."""
+        return Passed(_now(), self.commit, self.machine, self.device_name)
+
+
+def target_name(target: str) -> str:
+    """Return what findings call a target: the same kernel in two checkouts is one."""
+    return Path(target).name if target.endswith(".py") else target
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _commit_of(target: str, function: str) -> str:
@@ -211,6 +227,22 @@ class FindingsFolder:
             _write_entry(self.path, finding, _files_for(finding, [files]))
         return self.path / finding.name
 
+    def add_pass(self, name: str, context: Context) -> None:
+        """Keep that the case of a finding has passed when a run checked it again.
+
+        Args:
+            name: The finding's; nothing is kept where it is no longer there.
+            context: The run.
+
+        Raises:
+            FindingsError: It can't be written; what was there before still is.
+        """
+        with self._locked():
+            known = self._read(name)
+            if known is not None:
+                passed = {**known.passed, context.run: context.passed()}
+                _write_entry(self.path, dataclasses.replace(known, passed=passed), {})
+
     def load(self) -> dict[str, Record]:
         """Return what is there, by the name of its folder.
 
@@ -234,10 +266,7 @@ class FindingsFolder:
         try:
             return _read_entry(self.path, name)
         except FindingsError as error:
-            number = 1
-            while (aside := self.path / f"{name}.damaged-{number}").exists():
-                number += 1
-            path.rename(aside)
+            aside = durable.set_aside(path)
             self.set_aside.append(f"{error}; set aside as {aside.name}")
             return None
 
@@ -368,55 +397,22 @@ def _write_entry(folder: Path, finding: Record, files: Files) -> None:
         try:
             for name, content in contents.items():
                 (new / name).parent.mkdir(parents=True, exist_ok=True)
-                _write(new / name, content)
+                durable.write(new / name, content)
             new.rename(path)
         except OSError:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        _sync(folder)
+        durable.sync(folder)
         return
     # The record first: what else there is follows from it, and is written again with the next.
     for name, content in contents.items():
         place = path / name
         if not place.is_file() or place.read_bytes() != content:
             place.parent.mkdir(parents=True, exist_ok=True)
-            _replace(place, content)
+            durable.replace(place, content)
     for old in (path / _SCRIPT, path / _NO_SCRIPT, *path.glob("kernel/*.py")):
         if old.relative_to(path).as_posix() not in finding.smallest.files:
             old.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        while content:
-            content = content[os.write(descriptor, content) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment the old content is there, or the new."""
-    new = path.with_name(f".new-{path.name}")
-    try:
-        _write(new, content)
-        os.replace(new, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(folder: Path) -> None:
@@ -443,15 +439,18 @@ class Filing:
     Attributes:
         paths: The folder of each finding that was written.
         failures: Why others could not be, a line each.
+        pass_failures: Why it could not be written that a case passes, by the finding's name.
     """
 
     def __init__(self, folder: FindingsFolder, context: Context, target: Target) -> None:
         self.paths: dict[Signature, Path] = {}
         self.failures: dict[Signature, str] = {}
+        self.pass_failures: dict[str, str] = {}
         self._folder = folder
         self._context = context
         self._target = target
         self._written: dict[Signature, tuple[Found, int]] = {}
+        self._passes_written: set[str] = set()
         self._tried_at = 0.0
 
     def take(self, result: Result, is_over: bool = False) -> None:
@@ -461,8 +460,10 @@ class Filing:
             result: What the campaign has found so far.
             is_over: Whether nothing more will come.
         """
-        if self.failures and not is_over and time.monotonic() < self._tried_at + RETRY_SECONDS:
+        has_failed = self.failures or self.pass_failures
+        if has_failed and not is_over and time.monotonic() < self._tried_at + RETRY_SECONDS:
             return
+        self._take_passes(result)
         for signature, found in result.findings.items():
             count = max(1, result.counts[signature])
             written, written_count = self._written.get(signature, (None, 0))
@@ -478,6 +479,19 @@ class Filing:
             self.failures.pop(signature, None)
             self.paths[signature] = path
             self._written[signature] = (found, count)
+
+    def _take_passes(self, result: Result) -> None:
+        for name, outcome in result.rechecked.items():
+            if outcome != PASSES or name in self._passes_written:
+                continue
+            self._tried_at = time.monotonic()
+            try:
+                self._folder.add_pass(name, self._context)
+            except FindingsError as error:
+                self.pass_failures[name] = str(error)
+                continue
+            self.pass_failures.pop(name, None)
+            self._passes_written.add(name)
 
     def _files(self, found: Found) -> dict[str, bytes]:
         """Return `repro.py` and the target's files, or why there are none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import select
@@ -17,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from .case import Case
 from .family import Family
 from .journal import Journal, last_noted, seconds_since_noted
+from .lifetime import die_with_parent
 from .verdict import Finding, Verdict
 
 T = TypeVar("T")
@@ -120,11 +122,13 @@ def _forked(work: Callable[[], object], is_over: Callable[[], bool]) -> tuple[by
             second.
     """
     reader, writer = os.pipe()
+    parent = os.getpid()
     with warnings.catch_warnings():
         # The child does not go on with what other threads have left half-done.
         warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
         child = os.fork()
     if not child:
+        die_with_parent(parent)
         os.close(reader)
         _answer(work, writer)
     os.close(writer)
@@ -149,6 +153,7 @@ def _forked(work: Callable[[], object], is_over: Callable[[], bool]) -> tuple[by
 
 def _answer(work: Callable[[], object], writer: int) -> NoReturn:
     """Do the work, write the result to a pipe, and end this process."""
+    faulthandler.disable()  # How this process ends is an answer, and no news.
     try:
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(work(), pipe)

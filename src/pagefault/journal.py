@@ -22,10 +22,18 @@ class Noted(NamedTuple):
     Attributes:
         family: The family's name.
         case: The case, or what else was to be launched with one inside.
+        worker: The index of the worker, or None outside a campaign.
+        round_number: Of the family's round in which it was.
     """
 
     family: str
     case: Any
+    worker: int | None = None
+    round_number: int = 0
+
+
+class JournalError(Exception):
+    """A journal that can't be read; the message is one line that says why."""
 
 
 class Journal:
@@ -33,9 +41,15 @@ class Journal:
 
     Args:
         path: The file; made anew.
+        worker: The index of the worker whose it is, or None outside a campaign.
+
+    Attributes:
+        round_number: Of the family's round that is under way.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, worker: int | None = None) -> None:
+        self.round_number = 0
+        self._worker = worker
         with path.open("w+b") as file:
             file.truncate(_SIZE_BYTES)
             self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
@@ -51,7 +65,8 @@ class Journal:
 
     def note(self, family: str, case: object) -> None:
         """Write down the case that is launched next."""
-        entry = pickle.dumps((family, case), protocol=pickle.HIGHEST_PROTOCOL)
+        noted = (family, case, self._worker, self.round_number)
+        entry = pickle.dumps(noted, protocol=pickle.HIGHEST_PROTOCOL)
         if len(entry) > _SIZE_BYTES - _HEADER.size:
             entry = b""
         self._map[_HEADER.size : _HEADER.size + len(entry)] = entry
@@ -63,15 +78,29 @@ class Journal:
 
 
 def last_noted(path: Path) -> Noted | None:
-    """Return what a dead process was launching, if it was."""
+    """Return what a dead process was launching, if it was and its journal can be read."""
+    try:
+        return read_noted(path)
+    except JournalError:
+        return None
+
+
+def read_noted(path: Path) -> Noted | None:
+    """Return what a dead process was launching, or None where it was between launches.
+
+    Raises:
+        JournalError: The journal can't be read, is cut off, or holds something else.
+    """
     try:
         content = path.read_bytes()
         size, _ = _HEADER.unpack_from(content)
         if not size:
             return None
+        # A process that has written anywhere may have written here: any exception may come.
         return Noted(*pickle.loads(content[_HEADER.size : _HEADER.size + size]))
-    except (OSError, struct.error, pickle.UnpicklingError, EOFError, AttributeError):
-        return None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise JournalError(f"journal {str(path)!r} can't be read: {reason}") from error
 
 
 def seconds_since_noted(path: Path) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from . import github
 from .device import (
     DeviceError,
     count_workers,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .target import Target
 
 _SEED = "pagefault_seed"
+# Properties of a test's report: the case that it has found, and the kernel's line if it is known.
+_CASE, _SPOT = "pagefault.case", "pagefault.kernel"
 
 # Each is --pagefault-NAME, and --NAME where no other plugin or conftest has an option of that name.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -178,6 +181,35 @@ def pytest_report_header(config: pytest.Config) -> str:
             f"seed {session.seed}",
         ]
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note with a test's report where the case lies that it has found: JUnit XML has it then."""
+    from .conformance import NonConformance
+
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, NonConformance):
+        spot = github.kernel_spot(str(error))
+        item.user_properties.append((_CASE, str(error.path)))
+        if spot is not None:
+            item.user_properties.append((_SPOT, f"{spot.file}:{spot.line}"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """In a job of GitHub's, show each finding beside the kernel's line, or the test's."""
+    if not github.are_wanted():
+        return
+    for report in terminalreporter.getreports("failed"):
+        noted = dict(report.user_properties)
+        if _CASE in noted:
+            message = report.longrepr.reprcrash.message.partition(": ")[2]
+            test, line, _ = report.location
+            file, _, kernel_line = noted.get(_SPOT, f"{test}:{(line or 0) + 1}").rpartition(":")
+            spot = github.Spot(file, int(kernel_line))
+            # On a line of its own, which is all that GitHub looks at.
+            terminalreporter.ensure_newline()
+            terminalreporter.write_line(github.annotation(message, report.nodeid, spot))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -22,6 +22,15 @@ SCHEMA = 1
 _CERTAINTIES = ("minimal:", "not known to be minimal:")
 
 
+# Whether a fault is still there, as the newest run has it.
+OPEN, FIXED = "open", "fixed"
+
+
+def certainty_of(how_small: str) -> int:
+    """Return how much is known of a case's size, by the words that say it; 0 is the most."""
+    return [how_small.startswith(words) for words in (*_CERTAINTIES, "")].index(True)
+
+
 class Rate(NamedTuple):
     """How often a case shows its finding: so many times in so many runs."""
 
@@ -78,6 +87,27 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Passed:
+    """That a run has checked a finding's case again, and nothing was wrong.
+
+    Attributes:
+        at: When, UTC.
+        commit: Of the repository that the target lies in, or "".
+        machine: Its name.
+        device: Its name for people.
+    """
+
+    at: str
+    commit: str
+    machine: str
+    device: str
+
+    def joined(self, other: Passed) -> Passed:
+        """Return what both know of the same run."""
+        return max(self, other, key=lambda passed: _canonical(dataclasses.asdict(passed)))
+
+
+@dataclass(frozen=True)
 class Smallest:
     """The smallest case that shows a finding.
 
@@ -107,8 +137,7 @@ class Smallest:
 
     @property
     def _rank(self) -> tuple[tuple[int, ...], str, int]:
-        certainty = [self.how_small.startswith(words) for words in (*_CERTAINTIES, "")].index(True)
-        return self.size, _canonical(json.loads(self.case)), certainty
+        return self.size, _canonical(json.loads(self.case)), certainty_of(self.how_small)
 
 
 @dataclass(frozen=True)
@@ -120,7 +149,8 @@ class Record:
         signature: What tells it apart from other findings of the target.
         smallest: The smallest case.
         reproduced: How often that case shows it, by device and run.
-        runs: By id.
+        runs: Those that have seen it, by id.
+        passed: Those that have checked its case again and seen nothing, by id.
     """
 
     target: str
@@ -128,6 +158,13 @@ class Record:
     smallest: Smallest
     reproduced: Mapping[str, Mapping[str, Rate]]
     runs: Mapping[str, Run]
+    passed: Mapping[str, Passed] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        """FIXED where the newest run has checked it again and not seen it, else OPEN."""
+        newest = max({*self.runs, *self.passed})
+        return OPEN if newest in self.runs else FIXED
 
     @property
     def name(self) -> str:
@@ -155,7 +192,12 @@ class Record:
         runs = dict(self.runs)
         for run_id, theirs in other.runs.items():
             runs[run_id] = runs[run_id].joined(theirs) if run_id in runs else theirs
-        return dataclasses.replace(self, smallest=smallest, reproduced=reproduced, runs=runs)
+        passed = dict(self.passed)
+        for run_id, there in other.passed.items():
+            passed[run_id] = passed[run_id].joined(there) if run_id in passed else there
+        return dataclasses.replace(
+            self, smallest=smallest, reproduced=reproduced, runs=runs, passed=passed
+        )
 
     def to_json(self) -> str:
         """Return the text of the `finding.json`."""
@@ -165,6 +207,7 @@ class Record:
             "schema": SCHEMA,
             "target": self.target,
             **self.signature._asdict(),
+            "status": self.status,
             "count": self.count,
             "smallest": {**smallest, "files": dict(sorted(self.smallest.files.items()))},
             "reproduced": {
@@ -172,6 +215,9 @@ class Record:
                 for device, rates in sorted(self.reproduced.items())
             },
             "runs": {id_: dataclasses.asdict(run) for id_, run in sorted(self.runs.items())},
+            "passed": {
+                id_: dataclasses.asdict(there) for id_, there in sorted(self.passed.items())
+            },
         }
         return as_lines(document, depth=2) + "\n"
 
@@ -195,6 +241,7 @@ class Record:
             if not re.fullmatch(r"(kernel/)?[^/.][^/]*", name):
                 raise ValueError(f"smallest.files: {name!r} is no name of a file here")
         reproduced = _field(document, "reproduced", dict)
+        passed = _field({"passed": {}, **document}, "passed", dict)
         return cls(
             _field(document, "target", str),
             Signature(*(_field(document, name, str) for name in Signature._fields)),
@@ -205,6 +252,7 @@ class Record:
                 for rates in [_field(reproduced, device, dict)]
             },
             {run: _made(Run, _field(runs, run, dict)) for run in runs},
+            {run: _made(Passed, _field(passed, run, dict)) for run in passed},
         )
 
     def text(self) -> str:
@@ -219,6 +267,10 @@ class Record:
         first = min(run.first_seen for run in self.runs.values())
         last = max(run.last_seen for run in self.runs.values())
         lines.append(f"seen {times} in {runs}, first {first}, last {last}")
+        if self.status == FIXED:
+            there = self.passed[max(self.passed)]
+            commit = f", commit {there.commit}" if there.commit else ""
+            lines.append(f"fixed: its case passed {there.at} on {there.device}{commit}")
         lines += ["", "Where this case was found:"]
         run = self.runs[self.smallest.run]
         for name, value in dataclasses.asdict(run).items():

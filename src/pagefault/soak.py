@@ -19,8 +19,9 @@ from .stream import derived_seed
 from .target import Target
 
 if TYPE_CHECKING:
-    from .campaign import Plan, Result
     from .checker import Checker
+    from .plan import Plan
+    from .result import Result
 
 # Beside a round of so many cases as a campaign has in one.
 ANY_BYTES_PER_ROUND = {"cpu": 6, "cuda": 96}
@@ -39,7 +40,7 @@ class Lanes:
         plan: The campaign's.
         target: Its target.
         checker: The worker's.
-        number: The worker's.
+        number: The worker's index.
         journal: Where a case is noted before it is launched.
     """
 
@@ -63,7 +64,7 @@ class Lanes:
             round_number: Of its round.
             narrowed: Returns what is drawn in that round of what may be.
         """
-        seed = derived_seed(self._plan.seed, self._number, family.name, round_number)
+        seed = derived_seed(*self._plan.stream(self._number, family.name), round_number)
         any_bytes = f"{EDGE}: {family.name}"
         if has_any_bytes(self._target, family) and any_bytes not in self._stopped:
             try:
@@ -141,15 +142,15 @@ def why_void(plan: Plan, result: Result, target: Target) -> list[str]:
     if plan.max_cases and result.cases < plan.max_cases:
         reasons.append(f"the time was over after {result.cases} of {plan.max_cases} cases")
     unreached = result.unreached(lambda name: target.terms_of(name).without, of_all=True)
-    reasons += [f"{name} has not reached: {_some(edges)}" for name, edges in unreached.items()]
+    reasons += [f"{name} has not reached: {some_of(edges)}" for name, edges in unreached.items()]
     checks = result.checks
     missing = [check for check in demanded_checks(plan, target) if not checks[check]]
     if missing:
-        reasons.append(f"not carried out: {_some(missing)}")
+        reasons.append(f"not carried out: {some_of(missing)}")
     return reasons
 
 
-def _some(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
     """Return names for a person to read: the first of many."""
     more = len(names) - MOST_NAMED
     named = ", ".join(names[:MOST_NAMED])

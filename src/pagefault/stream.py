@@ -17,7 +17,7 @@ from .strategies.edges import sampler_of
 
 def derived_seed(*parts: object) -> int:
     """Return a seed that no other parts give, such as (campaign seed, worker, round)."""
-    text = "/".join(map(str, parts))
+    text = "/".join(str(part).replace("\\", "\\\\").replace("/", "\\/") for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 

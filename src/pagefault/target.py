@@ -202,7 +202,7 @@ def _import(name: str, module: str) -> ModuleType:
         ) from error
 
 
-class _Loader(SourceFileLoader):
+class CurrentSource(SourceFileLoader):
     """Compiles a file as it is now: cached bytecode may be of a version one edit older.
 
     Python takes the cache for current if the file's size and the second of its last change agree.
@@ -219,7 +219,7 @@ def _import_file(path: Path) -> ModuleType:
         raise TargetError(f"target {str(path)!r}: no such file")
     path = path.resolve()
     name = f"pagefault_target_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
+    spec = importlib.util.spec_from_file_location(name, path, loader=CurrentSource(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

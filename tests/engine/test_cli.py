@@ -257,7 +257,7 @@ def test_a_run_that_finds_nothing_is_status_0_and_says_what_it_ran(quiet_run, pl
     assert report["findings"] == []
     assert list((folder / "what was found").iterdir()) == []
     ran = report["families"][FAMILY]
-    assert set(ran) == {"cases", "seconds", "edges"}
+    assert set(ran) == {"cases", "seconds", "edges", "edge_sets", "never"}
     assert ran["cases"] == 60
     assert ran["seconds"] > 0
     assert all(1 <= count <= 60 for count in ran["edges"].values())

@@ -75,9 +75,11 @@ EVERYTHING = {
     "pytest-xdist": "3.8.0",
     "typer": "0.20.0",
     "rich": "14.0.0",
+    "jinja2": "3.1.4",
     "ruff": "0.14.0",
     "mypy": "1.18.0",
     "build": "1.3.0",
+    "pyyaml": "6.0.2",
     "setuptools": "80.0.0",
     "wheel": "0.45.0",
 }

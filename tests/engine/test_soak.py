@@ -9,7 +9,7 @@ import pytest
 
 from pagefault import reached
 from pagefault.addresses import BACKWARDS
-from pagefault.campaign import RARE_PAGE_SIZES, FamilyTally, Plan, Result, _Worker
+from pagefault.campaign import FamilyTally, Plan, Result
 from pagefault.checker import Checker
 from pagefault.comparison import Comparison
 from pagefault.conformance import session
@@ -18,6 +18,7 @@ from pagefault.garbage import Garbage, check_garbage
 from pagefault.relations import RELATIONS, check_relation
 from pagefault.soak import demanded_checks, why_void
 from pagefault.target import load_target
+from pagefault.worker import RARE_PAGE_SIZES, Worker
 
 FAULTY = Path(__file__).parents[1] / "faulty_any_bytes"
 
@@ -190,7 +191,8 @@ def test_refusals_warnings_and_numbers_count_themselves():
 
 
 @IN_INTERPRETER
-def test_garbage_and_relations_count_themselves():
+def test_garbage_and_relations_count_themselves(monkeypatch):
+    monkeypatch.setattr(session, "is_isolating", False)  # What a child counts stays there.
     checker = Checker(OURS, "cpu")
     reached.take()
     spoilt = (("input_lengths", 0, -1),)
@@ -251,6 +253,7 @@ def compute_out_cache_loc(
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_of_garbage_leaves_the_garbage_behind(pagefault, tmp_path):
     target = tmp_path / "dies.py"
     target.write_text(DIES_OF_GARBAGE)
@@ -269,8 +272,8 @@ def test_on_a_gpu_the_workers_of_a_soak_share_out_the_page_sizes():
     plan = dataclasses.replace(PLAN, device="cuda", num_workers=12)
     drawn = set()
     for number in range(plan.num_workers):
-        worker = object.__new__(_Worker)
-        worker._plan, worker._number = plan, number
+        worker = object.__new__(Worker)
+        worker._plan, worker._worker = plan, number
         for round_number in (0, 1):
             domain = worker._narrowed(SLOTS, round_number, Domain())
             drawn.update(domain.page_sizes)

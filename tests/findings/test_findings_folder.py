@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_at_any_moment_costs_no_earlier_finding(
         disk = FullDisk(real, num_left)
         row, role = 4 - num_failures % 2, f"role {num_failures}"
         with monkeypatch.context() as patched:
-            patched.setattr(findings.os, function, disk)
+            patched.setattr(os, function, disk)
             for other in (found(row), found(1, role=role)):
                 try:
                     folder.add(other, context(2), 1, {**FILES, "repro.py": b"%d" % row})
@@ -228,7 +228,7 @@ def test_a_campaign_goes_on_without_the_disk_and_files_what_it_can_later(
     result.add(first)
     filing.take(result)
     with monkeypatch.context() as patched:
-        patched.setattr(findings.os, "write", FullDisk(os.write, 0))
+        patched.setattr(os, "write", FullDisk(os.write, 0))
         result.add(second)
         filing.take(result)
         filing.take(result)

@@ -20,12 +20,14 @@ def fill(folder, draw, found, context):
         rate = draw.choice([None, Rate(draw.randrange(4), 10)])
         row, how_small = draw.randrange(1, 4), draw.choice(SIZES)
         script = b"%d of %d" % (row, run)
-        folder.add(
+        path = folder.add(
             found(row, draw.choice(ROLES), how_small, rate),
             context(run, device=draw.choice(["cpu", "cuda"])),
             draw.randrange(1, 100),
             {"repro.py": script, f"kernel/of_run_{run}.py": b"#"},
         )
+        if draw.random() < 0.3:
+            folder.add_pass(path.name, context(draw.randrange(1, 9)))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,8 @@ def test_the_folders_overlap_and_differ(folders, merged, tree):
     assert len({tuple(sorted(content.items())) for content in trees}) > NUM_FOLDERS / 2
     assert any(len(FindingsFolder(folder).load()) > 1 for folder in folders)
     assert all(content != merged for content in trees)
+    statuses = [r.status for folder in folders for r in FindingsFolder(folder).load().values()]
+    assert {*statuses} == {"open", "fixed"}
 
 
 @pytest.mark.parametrize("seed", range(5))

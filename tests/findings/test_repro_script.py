@@ -57,6 +57,9 @@ NO_REQUEST = {
 TWO_ROWS = {**ONE_TOKEN, "req_pool_indices": [1], "req_to_pages": [[3], [10]]}
 
 # Function, file in tests/faulty, the finding's kind, the case, what the script says.
+# How many of these scripts run in `make test`; the others are slow.
+NUM_QUICK = 5
+
 PLANTED = [
     (
         *("compute_out_cache_loc", "overflow_clamped", "value"),
@@ -270,7 +273,12 @@ def test_the_scripts_run_where_neither_can_be_imported(run_without_pagefault, mo
 
 @pytest.mark.parametrize(
     ("function", "fault", "kind", "fields", "says"),
-    [pytest.param(*planted, id="-".join(planted[:2])) for planted in PLANTED],
+    [
+        pytest.param(
+            *planted, id="-".join(planted[:2]), marks=[pytest.mark.slow] if i >= NUM_QUICK else []
+        )
+        for i, planted in enumerate(PLANTED)
+    ],
 )
 def test_a_planted_fault_shows_from_the_folder_alone(
     run_without_pagefault, file_finding, tmp_path, function, fault, kind, fields, says

@@ -1,0 +1,193 @@
+"""What `pagefault mutate` does, once its options are understood."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checker import Checker
+from ..family import family_named
+from ..lifetime import die_with_parent
+from ..target import Target
+from .campaign import POLL_SECONDS, Outcome, Run
+from .cases import Cost, Deck, Item, cost_of, draw_items
+from .interrupts import Interrupts
+from .mutants import Mutant, modules_of, mutants_of
+from .reviewed import Reviewed
+from .tables import Report
+from .trial import Setting
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for.
+
+    Attributes:
+        target: As `load_target` takes it.
+        families: Names.
+        num_cases: Calls that a mutant is tried on at most.
+        seed: Of the cases.
+        num_workers: Processes.
+        strict: As `Checker` takes it.
+        reviewed: What people have said.
+        functions: Whose mutants to try; of all if empty.
+        every: Of so many mutants one is tried.
+        only_listed: Whether to try those that are listed as equivalent, and no others.
+    """
+
+    target: str
+    families: Sequence[str]
+    num_cases: int
+    seed: int
+    num_workers: int
+    strict: bool
+    reviewed: Reviewed
+    functions: Sequence[str] = ()
+    only_listed: bool = False
+    every: int = 1
+
+
+def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
+    """Return what became of every mutant, or of those that were tried before an interrupt.
+
+    Args:
+        wanted: What is asked for.
+        target: The target, loaded.
+        progress: Takes what is under way, and how many of how many are done.
+    """
+    import torch
+
+    torch.set_num_threads(1)  # Threads do not survive a fork.
+    modules = modules_of(target)
+    every = mutants_of(modules, target, wanted.families, wanted.reviewed.left_out)
+    mutants = _chosen(wanted, every)
+    checker = Checker(target, "cpu", strict=wanted.strict)
+    outcomes: dict[int, Outcome] = {}
+    with Interrupts() as interrupts:
+        decks = _decks(wanted, target, checker, mutants, progress, interrupts)
+        if decks and all(deck.num_usable for deck in decks.values()):
+            with tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder:
+                setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
+                run = Run(
+                    setting, decks, wanted.num_cases, wanted.num_workers, progress, interrupts
+                )
+                run.run(mutants)
+            outcomes = run.outcomes
+    return Report(
+        wanted.target,
+        wanted.seed,
+        wanted.num_cases,
+        wanted.strict,
+        len(mutants),
+        [outcome for _, outcome in sorted(outcomes.items())],
+        wanted.reviewed,
+        len(mutants) == len(every) and set(wanted.families) == set(target.functions),
+        interrupts.asked,
+        [fault for deck in decks.values() for fault in deck.faults()],
+    )
+
+
+def _chosen(wanted: Wanted, mutants: Sequence[Mutant]) -> list[Mutant]:
+    listed = {entry.key for entry in wanted.reviewed.equivalent}
+    chosen = [
+        mutant
+        for mutant in mutants
+        if (not wanted.functions or mutant.function in wanted.functions)
+        and (not wanted.only_listed or mutant.key in listed)
+    ]
+    return chosen[:: wanted.every]
+
+
+def _decks(
+    wanted: Wanted,
+    target: Target,
+    checker: Checker,
+    mutants: Sequence[Mutant],
+    progress: Progress,
+    interrupts: Interrupts,
+) -> dict[str, Deck]:
+    """Return the calls of each family, as many as any mutant needs, checked on the original.
+
+    None, if somebody ended the run.
+    """
+    nums: dict[str, int] = {}
+    for mutant in mutants:
+        share = -(-wanted.num_cases // len(mutant.families))
+        for name in mutant.families:
+            nums[name] = max(nums.get(name, 0), share)
+    items = {
+        name: draw_items(target, checker, family_named(name), num, wanted.seed)
+        for name, num in sorted(nums.items())
+    }
+    flat = [item for name in items for item in items[name]]
+    checked = _costs(flat, checker, wanted.num_workers, progress, interrupts)
+    if len(checked) < len(flat):
+        return {}
+    costs = iter(checked)
+    return {name: Deck(items[name], [next(costs) for _ in items[name]]) for name in items}
+
+
+# What a forked process of `_costs` works on.
+_shared: tuple[Sequence[Item], Checker] | None = None
+
+
+def _costs(
+    items: Sequence[Item],
+    checker: Checker,
+    num_workers: int,
+    progress: Progress,
+    interrupts: Interrupts,
+) -> list[Cost]:
+    """Return what the calls take, or the first of them if somebody ended the run."""
+    global _shared
+    _shared = items, checker
+    costs: list[Cost] = []
+    pool = multiprocessing.get_context("fork").Pool(num_workers, _leave_interrupts)
+    try:
+        results = pool.imap(_cost, range(len(items)))
+        while len(costs) < len(items) and not interrupts.asked:
+            with suppress(multiprocessing.TimeoutError):
+                costs.append(results.next(timeout=POLL_SECONDS))
+                progress("cases on the original", len(costs), len(items))
+    finally:
+        pool.terminate()
+        pool.join()
+    return costs
+
+
+def _leave_interrupts() -> None:
+    """Leave it to the parent to end this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(os.getppid())
+
+
+def _cost(number: int) -> Cost:
+    assert _shared is not None
+    items, checker = _shared
+    return cost_of(items[number], checker)
+
+
+class Pace:
+    """How long a stage still takes, from how long it has taken."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._started = 0.0
+
+    def line(self, stage: str, done: int, total: int) -> str:
+        """Return what there is to say of a stage of which so much is done."""
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._started = stage, now
+        elapsed = now - self._started
+        left = elapsed / done * (total - done) if done else 0.0
+        return f"{stage}: {done} of {total}, {elapsed:.0f} s, {left:.0f} s to go"

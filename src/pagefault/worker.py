@@ -1,0 +1,442 @@
+"""The processes of a campaign: workers that draw and check cases, and what they start beside them.
+
+A process says what it has done over a pipe of its own, as pairs of a kind and a content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+from . import reached, specialisations
+from .case import Case
+from .corpus import Corpus, Entry
+from .device import is_device_lost
+from .explanation import through_interpreter
+from .family import Domain, Family, case_from_json, family_named
+from .findings import reproduce_rate
+from .isolation import SHRINK_CASE_SECONDS, check_in_child
+from .journal import Journal
+from .lifetime import die_with_parent
+from .minimal import Budget, Minimal, minimise, size_of
+from .plan import Plan
+from .recheck import Again, check_again
+from .result import FamilyTally, Found
+from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
+from .stream import derived_seed, draw_cases
+from .verdict import Signature, Verdict
+
+MINIMISE_BUDGET = Budget(seconds=20.0)
+# What is found last may be made smaller for so long after the run's time.
+OVERTIME_SECONDS = 15.0
+
+# For findings that end or block processes; a check that never returns costs its whole time.
+SHRINK_BUDGET = Budget(seconds=60.0)
+MOST_SIGNATURES_PER_FAMILY = 6
+
+# A round is short enough for families to take turns, and to stop.
+CASES_PER_ROUND = {"cpu": 64, "cuda": 1024}
+
+# How long a worker on a GPU stays with the same page sizes and pairings of dtypes.
+ROUNDS_PER_EPOCH = 40
+# To map the pages of a wide table takes as long as a hundred cases: of so many rounds one has some.
+ROUNDS_PER_WIDE_TABLES = 8
+RARE_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES} - {16})
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one worker is to do.
+
+    Attributes:
+        worker: Its index; one that replaces another takes over its index and its rounds.
+        families: Their names.
+        rounds: How many rounds of each family are done.
+        cases_left: How many cases it may still run.
+        journal: Where it notes what it launches.
+    """
+
+    worker: int
+    families: list[str]
+    rounds: Mapping[str, int]
+    cases_left: float
+    journal: Path
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of one round, or of the part of it that there was time for.
+
+    Attributes:
+        worker: The worker's index.
+        family: The family's name.
+        number: The round's.
+        tally: What was run.
+        seen: How often each finding was seen.
+        known: How often each known fault was seen, by its place among the target's.
+        entries: What is new in the worker's corpus.
+    """
+
+    worker: int
+    family: str
+    number: int
+    tally: FamilyTally
+    seen: Counter[Signature]
+    known: Counter[int]
+    entries: list[Entry]
+
+
+def work(
+    channel: Connection,
+    parent: int,
+    plan: Plan,
+    assignment: Assignment,
+    seconds: float,
+    go: Any,
+    stop: Any,
+) -> None:
+    """Run one worker process."""
+    _begin(parent)
+
+    def say(kind: str, content: Any = None) -> None:
+        channel.send((kind, content))
+
+    try:
+        from .device import prepare
+
+        prepare(plan.device, assignment.worker)
+        worker = Worker(plan, assignment, say, stop)
+        say("ready")
+        go.wait()
+        try:
+            worker.run(seconds)
+            say("ended")
+        except _DeviceLost as lost:
+            say("device lost", lost.args)
+    except Exception:
+        _fail(channel, f"worker {assignment.worker}")
+    _end(channel)
+
+
+def shrink(channel: Connection, parent: int, plan: Plan, found: Found, stop: Any) -> None:
+    """Run a process that makes a finding's case smaller whose check may end or block processes.
+
+    It never touches the device itself: each check is a child's.
+    """
+    _begin(parent)
+    try:
+        _shrink(plan, found, stop, lambda smaller: channel.send(("found", smaller)))
+        channel.send(("ended", None))
+    except _Stopped:
+        channel.send(("ended", None))
+    except Exception:
+        _fail(channel, f"shrinking {found.signature.family}")
+    _end(channel)
+
+
+def recheck(channel: Connection, parent: int, plan: Plan, items: list[Again], stop: Any) -> None:
+    """Run a process that checks cases again, each in a child."""
+    _begin(parent)
+    try:
+        from .device import prepare
+
+        prepare(plan.device)
+        for item, answer in zip(items, check_again(plan, items, stop)):
+            channel.send(("rechecked", (item, answer)))
+        channel.send(("ended", None))
+    except Exception:
+        _fail(channel, "checking again")
+    _end(channel)
+
+
+def _begin(parent: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
+
+
+def _fail(channel: Connection, who: str) -> None:
+    with suppress(OSError):  # Of a parent that is gone.
+        channel.send(("failed", f"{who}: {traceback.format_exc()}"))
+        channel.send(("ended", None))
+
+
+def _end(channel: Connection) -> NoReturn:
+    channel.close()
+    # A CUDA context that has faulted can hang interpreter shutdown.
+    os._exit(0)
+
+
+def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]) -> None:
+    from .device import prepare
+
+    prepare(plan.device)
+
+    import torch
+
+    from .checker import Checker
+    from .target import load_target
+
+    torch.set_num_threads(1)
+    target = load_target(plan.target)
+    family, case = case_from_json(found.case)
+    seconds = min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device])
+
+    def check_here(candidate: Case) -> Verdict:
+        checker = Checker(target, plan.device, plan.memory, plan.strict)
+        verdict = checker.check_thoroughly(family, candidate)
+        if not verdict.fatal:
+            verdict, _ = target.without_known(family, candidate, verdict)
+        return verdict
+
+    def check(candidate: Case) -> Verdict:
+        if stop.is_set():
+            raise _Stopped
+        if not target.allows(family, candidate):
+            return Verdict(family.name)
+        return check_in_child(check_here, family, candidate, seconds)
+
+    again = check(case)
+    if again.passed or again.signature != found.signature:
+        how_small = "not shrunk: it did not happen again in a process of its own"
+        report(dataclasses.replace(found, how_small=how_small))
+        return
+    minimal = minimise(family, case, again, check, SHRINK_BUDGET)
+    smallest = _found_minimal(plan, family, minimal)
+    report(smallest)
+    rate = reproduce_rate(check, minimal.case, found.signature)
+    report(dataclasses.replace(smallest, reproduced=rate))
+
+
+def _found_minimal(plan: Plan, family: Family, minimal: Minimal) -> Found:
+    """Return a finding, with what the interpreter says of it: it knows the kernel's line."""
+    explained = ""
+    if plan.device == "cuda":
+        explained = through_interpreter(plan.target, family, minimal.case)
+    return Found.of(family, minimal.case, minimal.verdict, str(minimal), explained)
+
+
+class _Stopped(BaseException):
+    """Ends a search for a smaller case: somebody waits for this process to end."""
+
+
+class _DeviceLost(BaseException):
+    """Ends a round: nothing can be launched in this process any more.
+
+    Its arguments are the family's name and, of a legal case, what was found.
+    """
+
+
+class Worker:
+    """Draws and checks cases of each family in turn, each for its share of the time.
+
+    Args:
+        plan: The campaign's.
+        assignment: The worker's.
+        say: Sends a pair of a kind and a content.
+        stop: An event that ends it early.
+    """
+
+    def __init__(
+        self, plan: Plan, assignment: Assignment, say: Callable[..., None], stop: Any
+    ) -> None:
+        import torch
+
+        from .checker import Checker
+        from .conformance import session
+        from .soak import Lanes
+        from .target import load_target
+
+        torch.set_num_threads(1)
+        # This process may die itself: what it launches is noted.
+        session.is_isolating = False
+        self._plan = plan
+        self._worker = assignment.worker
+        self._rounds = Counter(assignment.rounds)
+        self._cases_left = assignment.cases_left
+        self._families = [family_named(name) for name in assignment.families]
+        self._journal = Journal(assignment.journal, assignment.worker)
+        self._say = say
+        self._stop = stop
+        self._target = load_target(plan.target)
+        self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
+        self._lanes = Lanes(plan, self._target, self._checker, self._worker, self._journal)
+        self._recorder = specialisations.install()
+        self._best: dict[Signature, tuple[Case, Verdict]] = {}
+        self._minimised: set[Signature] = set()
+        self._seen: Counter[Signature] = Counter()
+        self._known: Counter[int] = Counter()
+        self._corpus = Corpus()
+        self._entries: list[Entry] = []
+        self._deadline = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Go on until the time is over.
+
+        Raises:
+            _DeviceLost: A case has made the device unusable for this process.
+        """
+        self._deadline = time.monotonic() + seconds
+        if self._checker.unchecked:
+            self._say("unchecked", self._checker.unchecked)
+        spent: dict[str, float] = {family.name: 0.0 for family in self._families}
+        # Workers start with different families, so that a short run sees them all.
+        first = self._worker % len(self._families)
+        order = self._families[first:] + self._families[:first]
+        while self._goes_on():
+            family = min(order, key=lambda family: spent[family.name])
+            started = time.monotonic()
+            tally = FamilyTally()
+            try:
+                self._run_round(family, tally)
+            finally:
+                self._report_round(family, tally)
+            # A soak gives families as many cases, to reach the rare edges of slow ones too.
+            spent[family.name] += tally.cases if self._plan.is_soak else time.monotonic() - started
+            self._report_new()
+
+    def _run_round(self, family: Family, tally: FamilyTally) -> None:
+        self._journal.round_number = self._rounds[family.name]
+        self._round(family, tally)
+        if self._plan.is_soak:
+            self._run_lanes(family)
+
+    def _report_round(self, family: Family, tally: FamilyTally) -> None:
+        """Say what a round has come to, all at once: it counts as a whole or not at all."""
+        tally.checks, tally.variants = reached.take(), self._recorder.take_new()
+        number = self._rounds[family.name]
+        news = self._seen, self._known, self._entries
+        self._say("round", Round(self._worker, family.name, number, tally, *news))
+        self._rounds[family.name] += 1
+        self._seen, self._known, self._entries = Counter(), Counter(), []
+
+    def _run_lanes(self, family: Family) -> None:
+        """Run what a soak has beside a round."""
+        round_number = self._rounds[family.name]
+        narrowed = partial(self._narrowed, family, round_number)
+        for failure in self._lanes.run(family, round_number, narrowed):
+            self._say("lane failed", failure)
+            if is_device_lost(self._plan.device):
+                raise _DeviceLost(family.name)
+
+    def _goes_on(self) -> bool:
+        over = time.monotonic() >= self._deadline or self._cases_left < 1
+        return not (over or self._stop.is_set())
+
+    def _round(self, family: Family, tally: FamilyTally) -> None:
+        """Run one round of a family, the same cases in every run of the same campaign."""
+        round_number = self._rounds[family.name]
+        seed = derived_seed(*self._plan.stream(self._worker, family.name), round_number)
+        domain = self._narrowed(family, round_number, self._checker.domain(family))
+
+        def use(case: Case) -> bool:
+            if not self._goes_on():
+                return True
+            tally.cases += 1
+            self._cases_left -= 1
+            edges = family.edges(case)
+            tally.edges.update(edges)
+            tally.batch_sizes[case.num_requests] += 1
+            entry = self._corpus.take(family, case, edges)
+            if entry is not None:
+                self._entries.append(entry)
+            verdict = self._check(self._checker.check, family, case)
+            if not verdict.passed:
+                self._note(family, case, verdict)
+            return False
+
+        started = time.monotonic()
+        num_cases = CASES_PER_ROUND[self._plan.device]
+        draw_cases(family.strategy(domain), num_cases, seed, use)
+        tally.seconds = time.monotonic() - started
+
+    def _narrowed(self, family: Family, round_number: int, domain: Domain) -> Domain:
+        """Return what may be drawn in a round; on a GPU a few compiled variants at a time.
+
+        A page size or a pairing of dtypes that is new compiles for longer than a hundred cases
+        run, so a worker stays with some of them before it goes on to others. In a soak, which has
+        to reach all, it goes on after each round, and workers share the page sizes out.
+        """
+        if self._plan.device == "cpu":
+            return domain
+        if round_number % ROUNDS_PER_WIDE_TABLES:
+            domain = dataclasses.replace(domain, without=domain.without | {"wide table"})
+        epoch = round_number if self._plan.is_soak else round_number // ROUNDS_PER_EPOCH
+        stream = self._plan.stream(self._worker, family.name)
+        draw = Random(derived_seed(*stream, "epoch", epoch))
+        rare = draw.choice(RARE_PAGE_SIZES)
+        if self._plan.is_soak:
+            turn = epoch * self._plan.num_workers + self._worker
+            rare = RARE_PAGE_SIZES[turn % len(RARE_PAGE_SIZES)]
+        return dataclasses.replace(
+            domain, page_sizes=(16, rare), dtype_choices=(0, 0, draw.getrandbits(8))
+        )
+
+    def _check(
+        self, check: Callable[[Family, Case], Verdict], family: Family, case: Case
+    ) -> Verdict:
+        if not self._target.allows(family, case):
+            return Verdict(family.name)  # A step of the minimiser to what is never drawn.
+        self._journal.note(family.name, case)
+        verdict = check(family, case)
+        if verdict.fatal:
+            # The case stays noted, should nobody be left to hear of it.
+            raise _DeviceLost(family.name, Found.of(family, case, verdict))
+        self._journal.clear()
+        verdict, known = self._target.without_known(family, case, verdict)
+        self._known.update(known)
+        return verdict
+
+    def _note(self, family: Family, case: Case, verdict: Verdict) -> None:
+        signature = verdict.signature
+        self._seen[signature] += 1
+        known = self._best.get(signature)
+        if known is None:
+            # Known before the round is over, should this process die of another case.
+            self._say("found", Found.of(family, case, verdict))
+        if known is None or size_of(family, case) < size_of(family, known[0]):
+            self._best[signature] = (case, verdict)
+
+    def _report_new(self) -> None:
+        """Minimise and report each signature that is new since the last round."""
+        for signature, (case, verdict) in list(self._best.items()):
+            if signature in self._minimised:
+                continue
+            self._minimised.add(signature)
+            family = family_named(signature.family)
+            siblings = sum(other.family == signature.family for other in self._minimised)
+            left = self._deadline + OVERTIME_SECONDS - time.monotonic()
+            if siblings > MOST_SIGNATURES_PER_FAMILY or left <= 0:
+                why = "one of many" if left > 0 else "the time was over"
+                self._say("found", Found.of(family, case, verdict, f"not shrunk: {why}"))
+                continue
+            # Known before it is small, should this process die of a smaller case.
+            self._say("found", Found.of(family, case, verdict))
+            check = partial(self._check_unless_stopped, family)
+            try:
+                budget = dataclasses.replace(
+                    MINIMISE_BUDGET, seconds=min(MINIMISE_BUDGET.seconds, left)
+                )
+                minimal = minimise(family, case, verdict, check, budget)
+                found = _found_minimal(self._plan, family, minimal)
+                self._say("found", found)
+                rate = reproduce_rate(check, minimal.case, signature, seconds=OVERTIME_SECONDS)
+            except _Stopped:
+                return
+            self._say("found", dataclasses.replace(found, reproduced=rate))
+
+    def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
+        if self._stop.is_set():
+            raise _Stopped
+        return self._check(self._checker.check_thoroughly, family, case)

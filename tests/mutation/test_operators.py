@@ -1,0 +1,79 @@
+"""What each operator makes of a line."""
+
+import ast
+
+import pytest
+
+from pagefault.mutation.operators import Source, edits_of
+
+LINES = {
+    "comparison": ("x = a < b", {"x = a <= b", "x = a >= b"}),
+    "arithmetic": ("x = a + b", {"x = a - b"}),
+    "logic": ("x = a & b", {"x = a | b"}),
+    "constant": ("x = f(-1)", {"x = f(0)", "x = f(-2)"}),
+    "term dropped": ("x = p_ptr + a", {"x = p_ptr"}),
+    "factor dropped": ("x = a * b", {"x = a", "x = b"}),
+    "divisor dropped": ("x = a // b", {"x = a"}),
+    "shift dropped": ("x = a << b", {"x = a"}),
+    "condition dropped": ("f(mask=a & (b < c))", {"f(mask=a)", "f(mask=(b < c))"}),
+    "operands swapped": ("x = a - b - c", {"x = c - (a - b)", "x = b - a - c"}),
+    "arguments swapped": ("f(a, b, p_ptr, c)", {"f(b, a, p_ptr, c)"}),
+    "results swapped": ("return a, b", {"return b, a"}),
+    "clamp dropped": ("x = tl.minimum(a, b + 1)", {"x = a", "x = (b + 1)"}),
+    "clamp turned": ("x = min(a, b)", {"x = max(a, b)"}),
+    "branches swapped": ("x = tl.where(a, b, c)", {"x = tl.where(a, c, b)"}),
+    "branch always": ("if a: f()", {"if True: f()"}),
+    "branch never": ("if a: f()", {"if False: f()"}),
+    "early return removed": ("if a: return", {"if False: return"}),
+    "loop dropped": ("while a: f()", {"while False: f()"}),
+    "cast dropped": ("x = (a + b).to(tl.int64)", {"x = (a + b)"}),
+    "cast narrowed": ("x = a.to(tl.int64)", {"x = a.to(tl.int32)"}),
+    "mask dropped": ("f(a, mask=b, other=0)", {"f(a, mask=True, other=0)"}),
+    "sign dropped": ("x = -(-a // b)", {"x = (-a // b)", "x = -(a // b)"}),
+    "statement dropped": ("tl.store(a, b)", {"pass"}),
+    "stride for width": ("x = t.stride(0) + s", {"x = t.shape[1] + s"}),
+}
+
+
+def changed(line, operator=None):
+    """Return the lines that an operator, or any, makes of one."""
+    source = Source(f"def f(row_stride):\n    {line}\n")
+    function = source.tree.body[0]
+    return {
+        source.edited(edit).splitlines()[1].strip()
+        for edit in edits_of(source, function)
+        if operator in (None, edit.operator)
+    }
+
+
+@pytest.mark.parametrize("operator", LINES)
+def test_an_operator_makes_what_it_says(operator):
+    line, wanted = LINES[operator]
+    assert changed(line, operator) == wanted
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param('"""Return 1 + 1."""', id="docstring"),
+        pytest.param('raise ValueError(f"{a + 1}")', id="exception"),
+        pytest.param("x: tl.constexpr", id="annotation"),
+    ],
+)
+def test_what_says_nothing_of_the_result_is_left_alone(line):
+    assert changed(line) == set()
+
+
+def test_what_only_tunes_a_launch_is_left_alone():
+    assert changed("k[g](a, num_warps=4)") == {"pass"}
+
+
+def test_lines_keep_their_numbers():
+    lines = ["def f():", "x = g(", "a,", "mask=(", "b & c", "),", ")", "y = 1", ""]
+    text = "\n    ".join(lines).rstrip(" ")
+    source = Source(text)
+    for edit in edits_of(source, source.tree.body[0]):
+        edited = source.edited(edit)
+        ast.parse(edited)
+        assert edited.count("\n") == text.count("\n")
+        assert edit.start > text.index("y") or edited.splitlines()[7] == "    y = 1"
