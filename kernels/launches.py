@@ -48,7 +48,7 @@ class UniformShape(NamedTuple):
 
 RAGGED_SHAPES = {
     "few": RaggedShape(256, True, 8, 32, 1024, 4),
-    "some": RaggedShape(256, True, 16, 8, 512, 4),
+    "some": RaggedShape(256, True, 32, 4, 1024, 4),
     "some, large output": RaggedShape(256, True, 32, 4, 4096, 8),
     "many": RaggedShape(2048, False, 64, 4, 1024, 8),
     "many, large output": RaggedShape(1024, False, 64, 4, 4096, 8),
