@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from pagefault.case import PageTable
+from pagefault.case import NUM_IDS, PageTable
 from pagefault.families import chunked_prefill, decode_input_prep, out_cache_loc, req_to_page
 from pagefault.family import Domain, family_named
 from pagefault.strategies.edges import made_from_choices, only_where, sampler_of
@@ -47,7 +47,7 @@ def streams(name: str) -> list[Stream]:
             stream.edges.append(family.edges(case))
             stream.batch_sizes.append(case.num_requests)
             stream.hashes.add(hash(case))
-            if len(stream.edges) % 10 == 0 and "long rows" not in stream.edges[-1]:
+            if len(stream.edges) % 10 == 0:
                 stream.some.append(case)
 
         draw_cases(family.strategy(Domain()), CASES_PER_SEED, seed, use)
@@ -136,6 +136,11 @@ def test_a_drawn_case_reads_back_from_its_json(name):
         assert family.from_json(family.to_json(case)) == case
 
 
+def short_enough(cases):
+    """Return the cases whose tables can be listed cell by cell."""
+    return [case for case in cases if all(table.num_cells <= NUM_IDS for table in tables_of(case))]
+
+
 def tables_of(case):
     return [value for value in vars(case).values() if isinstance(value, PageTable)]
 
@@ -143,7 +148,7 @@ def tables_of(case):
 @pytest.mark.parametrize("name", WITH_TABLE)
 def test_page_ids_are_unique_tags_but_for_the_edits(name):
     for stream in streams(name):
-        for case in stream.some:
+        for case in short_enough(stream.some):
             (table,) = tables_of(case)
             edited = {(row, column) for row, column, _ in table.edits}
             ids = [
@@ -167,7 +172,7 @@ def test_edits_are_few(name):
 @pytest.mark.parametrize("name", ["update_req_to_page", "update_block_table"])
 def test_new_page_ids_are_tags_that_the_table_does_not_have(name):
     for stream in streams(name):
-        for case in stream.some:
+        for case in short_enough(stream.some):
             ids = Counter(page_id for ids in case.new_occupied_pages for page_id in ids)
             in_table = {page_id for row in case.req_to_page.rows for page_id in row}
             special = {-1, 0, 1, 2**31 - 1, -(2**31)}
