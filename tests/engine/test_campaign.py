@@ -231,6 +231,7 @@ def test_equal_seeds_draw_the_same_on_one_machine_and_others_on_another(fuzz, pl
     assert here != elsewhere
 
 
+@pytest.mark.slow
 def test_a_finding_that_no_longer_shows_is_fixed_and_one_that_shows_again_is_open_again(
     fuzz, write_target
 ):
@@ -267,6 +268,7 @@ def bug_file(folder, *page_sizes):
     (folder / "bug-1.json").write_text(json.dumps({"id": "bug#1", "cases": cases}))
 
 
+@pytest.mark.slow
 def test_reported_bugs_are_checked_first_and_one_that_shows_is_a_finding(
     fuzz, write_target, tmp_path
 ):
@@ -314,6 +316,7 @@ def test_a_state_that_can_not_be_written_is_reported_and_survived(fuzz, plain_ta
     assert "can't be written: Not a directory: if this campaign is killed" in said
 
 
+@pytest.mark.slow
 def test_two_campaigns_at_once_do_not_share_a_state(fuzz, start, write_target, tmp_path):
     slow = write_target("time.sleep(0.05)")
     process = start(tmp_path, fuzz_command(slow, cases=10**6))

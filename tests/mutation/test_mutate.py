@@ -124,6 +124,7 @@ def test_what_eats_memory_is_refused_it(target):
     assert "MemoryError" in eater["headline"]
 
 
+@pytest.mark.slow
 def test_an_entry_of_no_mutant_is_an_error(target):
     (target / "reviewed.toml").write_text(LEFT_OUT + LISTED.format("* 0"))
     process, _ = mutate(target, "--cases", "2")
