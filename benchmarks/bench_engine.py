@@ -194,8 +194,7 @@ def _domain(family: Family, checker: Any, device: str) -> Any:
         domain,
         page_sizes=(16, 4, 7, 64),
         dtype_choices=(0, 0, 1, 6),
-        without=domain.without | {"wide table"},
-    )
+    ).excluding("wide table")
 
 
 def _timed_family(family: Family, clock: dict[str, float]) -> Family:

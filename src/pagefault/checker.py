@@ -70,6 +70,7 @@ class Checker:
         self._strict = strict
         self._memories, self.unchecked = memories_of(device, memory)
         self._turn = 0
+        self._replays: list[Way] = []
         self._watch: addresses.Watch | None = None
         if device == "cpu":
             self._ways = [
@@ -81,38 +82,36 @@ class Checker:
                 self.unchecked = f"addresses are not checked: {self._watch.missing}"
         else:
             self._ways = [Way(memory) for memory in self._memories]
-        self._replay = None if device == "cpu" else Way(self._memories[0], is_replay=True)
+            self._replays = [Way(self._memories[0], is_replay=True)]
 
     def domain(self, family: Family) -> Domain:
         """Return which cases of a family the target can do and the memory can hold."""
         domain = self.target.terms_of(family.name).domain
-        without = set(domain.without)
         if not any(memory.reserves for memory in self._memories):
-            without.add(WIDE_TABLE)
+            domain = domain.excluding(WIDE_TABLE)
         if not _uses_triton(self.target.functions[family.name]):
-            without.add(LONG_ROWS)
-        return dataclasses.replace(domain, without=frozenset(without))
+            domain = domain.excluding(LONG_ROWS)
+        return domain
 
     def check(self, family: Family, case: Case) -> Verdict:
         """Return what is wrong with the target's answer to a case, in one way."""
         self._turn += 1
-        if self._may_replay(family) and self._turn % REPLAY_ONE_IN == 0:
-            assert self._replay is not None
-            return self._check(self._replay, family, case)
-        return self._check(self._ways[self._turn % len(self._ways)], family, case)
+        replays = self._replays_of(family)
+        ways = replays if replays and self._turn % REPLAY_ONE_IN == 0 else self._ways
+        return self._check(ways[self._turn % len(ways)], family, case)
 
     def check_thoroughly(self, family: Family, case: Case) -> Verdict:
         """Return what is wrong with the target's answer to a case, in the first way that shows."""
-        replays = [self._replay] if self._replay is not None and self._may_replay(family) else []
-        for way in [*self._ways, *replays]:
+        for way in [*self._ways, *self._replays_of(family)]:
             verdict = self._check(way, family, case)
             if not verdict.passed:
                 return verdict
         return verdict
 
-    def _may_replay(self, family: Family) -> bool:
-        without = self.target.terms_of(family.name).domain.without
-        return self._replay is not None and family.capturable and REPLAY not in without
+    def _replays_of(self, family: Family) -> list[Way]:
+        """Return the ways to replay a call, none where the target or the device has none."""
+        without = self.target.terms_of(family.name).without
+        return self._replays if family.capturable and REPLAY not in without else []
 
     def _check(self, way: Way, family: Family, case: Case) -> Verdict:
         dialect = self.target.terms_of(family.name).dialect

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .case import Case
 from .device import prepare, resolve_device
 from .family import Dialect, Domain, Family, family_named
-from .isolation import SHRINK_CASE_SECONDS, Ended, check_in_child, run_in_child
+from .isolation import SHRINK_CASE_SECONDS, Ended, checking_in_children, run_in_child
 from .journal import Journal
 from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
@@ -305,11 +305,8 @@ def noting(family: Family, check: Callable[[C], Verdict]) -> Callable[[C], Verdi
         return check
 
     def check_noted(case: C) -> Verdict:
-        journal.note(family.name, case)
-        try:
+        with journal.noting(family.name, case):
             return check(case)
-        finally:
-            journal.clear()
 
     return check_noted
 
@@ -318,15 +315,12 @@ def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) 
     """Return the smallest case that ends its process as this one did."""
     from .checker import Checker
 
-    def check_here(case: Case) -> Verdict:
-        return Checker(target, device).check_thoroughly(family, case)
-
-    def check(case: Case) -> Verdict:
-        if not target.allows(family, case):
-            return Verdict(family.name)
-        seconds = min(session.case_seconds, SHRINK_CASE_SECONDS[device])
-        return check_in_child(check_here, family, case, seconds)
-
+    check = checking_in_children(
+        target,
+        family,
+        lambda: Checker(target, device),
+        min(session.case_seconds, SHRINK_CASE_SECONDS[device]),
+    )
     again = check(ended.case)
     if again.passed or again.signature != ended.verdict.signature:
         return Minimal(ended.case, ended.verdict, 1, "one try: it did not happen again")

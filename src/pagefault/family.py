@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -70,6 +70,10 @@ class Domain:
     without: frozenset[str] = frozenset()
     page_sizes: tuple[int, ...] | None = None
     dtype_choices: tuple[int, ...] | None = None
+
+    def excluding(self, *edges: str) -> Domain:
+        """Return the domain without the cases that have one of some more edges."""
+        return replace(self, without=self.without | set(edges))
 
 
 @dataclass(frozen=True)

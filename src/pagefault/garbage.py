@@ -12,7 +12,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,6 @@ def check_any_bytes(
     seconds: float = CALL_SECONDS,
     checker: Checker | None = None,
     narrowed: Callable[[Domain], Domain] = lambda domain: domain,
-    noting: Callable[[Garbage], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Hold a function of a target to what it owes whatever its device tensors hold.
 
@@ -199,7 +198,6 @@ def check_any_bytes(
         seconds: How long one call may take, see `check_garbage`.
         checker: Of the target on this device, or None for a new one.
         narrowed: Returns what is to be drawn of what may be.
-        noting: Makes a context for each call, for whoever has to know of it.
 
     Raises:
         NonConformance: It raises, does not end, leaves its tensors, or gives another answer than
@@ -215,22 +213,20 @@ def check_any_bytes(
     def search() -> tuple[Garbage, Verdict] | None:
         own_checker = checker or Checker(target, resolved)
 
-        def check_and_note(garbage: Garbage) -> Verdict:
-            with noting(garbage):
-                return check_garbage(own_checker, family, garbage, seconds)
+        def check_here(garbage: Garbage) -> Verdict:
+            return check_garbage(own_checker, family, garbage, seconds)
 
-        check = conformance.noting(family, check_and_note)
+        check = conformance.noting(family, check_here)
         # Garbage is kept out of reserved tables: no oracle says what is touched there.
         domain = own_checker.domain(family)
-        domain = dataclasses.replace(domain, without=domain.without | {WIDE_TABLE})
+        domain = domain.excluding(WIDE_TABLE)
         strategy = garbage_of(family, narrowed(domain))
         failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
         if failure is None or failure[1].fatal or failure[1].signature.kind == "hang":
             return failure
         return _smallest(family, *failure, check)
 
-    # Who brings a checker of his own has a process of his own.
-    found = search() if checker else conformance.in_own_process(search, family)
+    found = conformance.in_own_process(search, family)
     if found is None:
         return
     garbage, verdict = (found.case, found.verdict) if isinstance(found, Ended) else found

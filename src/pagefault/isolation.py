@@ -13,13 +13,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .case import Case
 from .family import Family
 from .journal import Journal, last_noted, seconds_since_noted
 from .lifetime import die_with_parent
 from .verdict import Finding, Verdict
+
+if TYPE_CHECKING:
+    from .checker import Checker
+    from .target import Target
 
 T = TypeVar("T")
 
@@ -53,6 +57,34 @@ def check_in_child(
         return death_verdict(family, exitcode)
     verdict: Verdict = pickle.loads(answer)
     return verdict
+
+
+def checking_in_children(
+    target: Target, family: Family, make_checker: Callable[[], Checker], seconds: float
+) -> Callable[[Case], Verdict]:
+    """Return a check for the minimiser whose every case has a child of its own.
+
+    What the target never gets passes, and so do its known faults.
+
+    Args:
+        target: The target.
+        family: Of the cases.
+        make_checker: Called in the child, which may touch the device.
+        seconds: How long a child may take.
+    """
+
+    def check_here(case: Case) -> Verdict:
+        verdict = make_checker().check_thoroughly(family, case)
+        if not verdict.fatal:
+            verdict, _ = target.without_known(family, case, verdict)
+        return verdict
+
+    def check(case: Case) -> Verdict:
+        if not target.allows(family, case):
+            return Verdict(family.name)
+        return check_in_child(check_here, family, case, seconds)
+
+    return check
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ it stays true where the oracle and the target share a misunderstanding.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -435,7 +433,6 @@ def check_relation(
     device: str | None = None,
     shard: int = 0,
     narrowed: Callable[[Domain], Domain] = lambda domain: domain,
-    noting: Callable[[Case], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Hold a target to a relation, and return on how many cases it held.
 
@@ -447,7 +444,6 @@ def check_relation(
         device: "auto", "cpu" or "cuda", or None for the session's.
         shard: Which of several streams of this property.
         narrowed: Returns what is to be drawn of what may be.
-        noting: Makes a context for each case, for whoever has to know of it.
 
     Raises:
         NonConformance: The relation does not hold; with the smallest case found.
@@ -458,7 +454,7 @@ def check_relation(
     family = family_named(relation.functions[0])
     stream = (num_cases, seed, shard)
     result = conformance.in_own_process(
-        lambda: _search(target, relation, family, resolved, stream, narrowed, noting), family
+        lambda: _search(target, relation, family, resolved, stream, narrowed), family
     )
     if isinstance(result, Ended):
         minimal = Minimal(result.case, result.verdict, 0, "the process that ended")
@@ -480,7 +476,6 @@ def _search(
     device: str,
     stream: tuple[int | None, int | None, int],
     narrowed: Callable[[Domain], Domain],
-    noting: Callable[[Case], AbstractContextManager[object]],
 ) -> int | Minimal:
     """Return on how many cases a relation held, or the smallest case on which it does not."""
     from .calls import Calls, Excluded
@@ -490,8 +485,7 @@ def _search(
 
     def compare(case: Case) -> Verdict:
         try:
-            with noting(case):
-                difference = relation.check(calls, case)
+            difference = relation.check(calls, case)
         except (Excluded, CaseError):
             # A related case lies outside the domain, such as a start past what its dtype holds.
             difference = None
@@ -543,4 +537,4 @@ def _domain(target: Target, relation: Relation) -> Domain:
         for edge in target.terms_of(function).without
         if edge in families()[relation.functions[0]].all_edges
     }
-    return dataclasses.replace(domain, without=domain.without | edges | {WIDE_TABLE})
+    return domain.excluding(*edges, WIDE_TABLE)

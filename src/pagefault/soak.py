@@ -13,7 +13,6 @@ from . import reached
 from .conformance import NonConformance
 from .family import Domain, Family, families
 from .garbage import EDGE, check_any_bytes
-from .journal import Journal
 from .relations import RELATIONS, Relation, check_relation, missing_for
 from .stream import derived_seed
 from .target import Target
@@ -41,17 +40,13 @@ class Lanes:
         target: Its target.
         checker: The worker's.
         number: The worker's index.
-        journal: Where a case is noted before it is launched.
     """
 
-    def __init__(
-        self, plan: Plan, target: Target, checker: Checker, number: int, journal: Journal
-    ) -> None:
+    def __init__(self, plan: Plan, target: Target, checker: Checker, number: int) -> None:
         self._plan = plan
         self._target = target
         self._checker = checker
         self._number = number
-        self._journal = journal
         self._stopped: set[str] = set()
 
     def run(
@@ -76,7 +71,6 @@ class Lanes:
                     device=self._plan.device,
                     checker=self._checker,
                     narrowed=narrowed,
-                    noting=lambda garbage: self._journal.noting(family.name, garbage),
                 )
             except NonConformance as failure:
                 self._stopped.add(any_bytes)
@@ -85,12 +79,11 @@ class Lanes:
         if relations:
             relation = relations[round_number % len(relations)]
             if relation.name not in self._stopped:
-                yield from self._hold(relation, family, seed, narrowed)
+                yield from self._hold(relation, seed, narrowed)
 
     def _hold(
         self,
         relation: Relation,
-        family: Family,
         seed: int,
         narrowed: Callable[[Domain], Domain],
     ) -> Iterator[str]:
@@ -102,7 +95,6 @@ class Lanes:
                 seed=seed,
                 device=self._plan.device,
                 narrowed=narrowed,
-                noting=lambda case: self._journal.noting(family.name, case),
             )
         except NonConformance as failure:
             self._stopped.add(relation.name)

@@ -27,7 +27,7 @@ from .device import is_device_lost
 from .explanation import through_interpreter
 from .family import Domain, Family, case_from_json, family_named
 from .findings import reproduce_rate
-from .isolation import SHRINK_CASE_SECONDS, check_in_child
+from .isolation import SHRINK_CASE_SECONDS, checking_in_children
 from .journal import Journal
 from .lifetime import die_with_parent
 from .minimal import Budget, Minimal, minimise, size_of
@@ -191,21 +191,18 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
     torch.set_num_threads(1)
     target = load_target(plan.target)
     family, case = case_from_json(found.case)
-    seconds = min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device])
 
-    def check_here(candidate: Case) -> Verdict:
-        checker = Checker(target, plan.device, plan.memory, plan.strict)
-        verdict = checker.check_thoroughly(family, candidate)
-        if not verdict.fatal:
-            verdict, _ = target.without_known(family, candidate, verdict)
-        return verdict
+    check_unless_over = checking_in_children(
+        target,
+        family,
+        lambda: Checker(target, plan.device, plan.memory, plan.strict),
+        min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device]),
+    )
 
     def check(candidate: Case) -> Verdict:
         if stop.is_set():
             raise _Stopped
-        if not target.allows(family, candidate):
-            return Verdict(family.name)
-        return check_in_child(check_here, family, candidate, seconds)
+        return check_unless_over(candidate)
 
     again = check(case)
     if again.passed or again.signature != found.signature:
@@ -259,19 +256,19 @@ class Worker:
         from .target import load_target
 
         torch.set_num_threads(1)
-        # This process may die itself: what it launches is noted.
-        session.is_isolating = False
         self._plan = plan
         self._worker = assignment.worker
         self._rounds = Counter(assignment.rounds)
         self._cases_left = assignment.cases_left
         self._families = [family_named(name) for name in assignment.families]
         self._journal = Journal(assignment.journal, assignment.worker)
+        # This process may die itself: what properties launch is noted, and they start no other.
+        session.journal = self._journal
         self._say = say
         self._stop = stop
         self._target = load_target(plan.target)
         self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
-        self._lanes = Lanes(plan, self._target, self._checker, self._worker, self._journal)
+        self._lanes = Lanes(plan, self._target, self._checker, self._worker)
         self._recorder = specialisations.install()
         self._best: dict[Signature, tuple[Case, Verdict]] = {}
         self._minimised: set[Signature] = set()
@@ -371,7 +368,7 @@ class Worker:
         if self._plan.device == "cpu":
             return domain
         if round_number % ROUNDS_PER_WIDE_TABLES:
-            domain = dataclasses.replace(domain, without=domain.without | {"wide table"})
+            domain = domain.excluding("wide table")
         epoch = round_number if self._plan.is_soak else round_number // ROUNDS_PER_EPOCH
         stream = self._plan.stream(self._worker, family.name)
         draw = Random(derived_seed(*stream, "epoch", epoch))

@@ -83,7 +83,7 @@ def test_ours_answer_a_replay_with_what_their_tensors_hold_then(name):
     domain = Domain(without=frozenset(["wide table"]), page_sizes=(4,), dtype_choices=(0,))
 
     def use(case):
-        verdicts.append(checker._check(checker._replay, family, case).text())
+        verdicts.append(checker._check(checker._replays[0], family, case).text())
 
     draw_cases(family.strategy(domain), 60, 3, use)
     assert set(verdicts) == {f"{name}: passed"}

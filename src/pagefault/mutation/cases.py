@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import resource
 import signal
@@ -101,7 +100,7 @@ def draw_items(target: Target, checker: Checker, family: Family, num: int, seed:
     has_garbage = EDGE not in target.terms_of(family.name).without
     num_garbage = num // GARBAGE_ONE_IN if has_garbage else 0
     domain = checker.domain(family)
-    narrow = dataclasses.replace(domain, without=domain.without | {WIDE_TABLE})
+    narrow = domain.excluding(WIDE_TABLE)
     legal = _drawn(family.strategy(domain), num - num_garbage, derived_seed(seed, family.name))
     spoilt = _drawn(
         garbage_of(family, narrow), 2 * num_garbage, derived_seed(seed, family.name, EDGE)
