@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 
@@ -51,6 +51,12 @@ class ChunkingCase(Case):
         check_fits("an end", "int32", [min(n, reach) for n in self.prefix_lens])
         total = sum(min(n, self.chunk_len) for n in self.prefix_lens)
         check_fits("cum_seq_lens", "int32", [total])
+
+    def keeping(self, requests: Sequence[int]) -> dict[str, Any]:
+        changes = super().keeping(requests)
+        if self.batch_size == self.num_requests:
+            changes["batch_size"] = len(requests)
+        return changes
 
     @property
     def refusal(self) -> str:

@@ -80,7 +80,10 @@ class _Campaign:
         self._result = state.result
         self._corpus = folder.load_corpus()
         self._recheck = [*self._left_in_journals(), *recheck]
-        self._context = multiprocessing.get_context("spawn")
+        # Torch is loaded already, but a fork can't use CUDA if its parent has looked for it.
+        self._context: Any = multiprocessing.get_context(
+            "fork" if plan.device == "cpu" else "spawn"
+        )
         # A pipe for each process: one that dies while it writes takes no lock of others along.
         self._channels: dict[Connection, int] = {}
         self._go = self._context.Event()

@@ -239,6 +239,16 @@ PerRequest = Annotated[tuple[int, ...], _PER_REQUEST]
 PerRequestLists = Annotated[tuple[tuple[int, ...], ...], _PER_REQUEST]
 
 
+def runs_left_out(num_requests: int) -> Iterator[list[int]]:
+    """Yield the requests that are left without all, without a half, …, and without any one."""
+    requests = range(num_requests)
+    dropped = num_requests
+    while dropped:
+        for first in range(0, num_requests, dropped):
+            yield [*requests[:first], *requests[first + dropped :]]
+        dropped //= 2
+
+
 @dataclass(frozen=True)
 class Case:
     """Base of every family's case: its fields are the arguments, `layout` is the memory.
@@ -275,6 +285,13 @@ class Case:
     def per_request_fields(cls) -> tuple[str, ...]:
         """Return the names of the fields that have one entry per request."""
         return _shape_of(cls).per_request
+
+    def keeping(self, requests: Sequence[int]) -> dict[str, Any]:
+        """Return the changes after which only some of the requests are left, in their order."""
+        return {
+            name: tuple(getattr(self, name)[req_idx] for req_idx in requests)
+            for name in self.per_request_fields()
+        }
 
     @classmethod
     def tables(cls) -> tuple[str, ...]:

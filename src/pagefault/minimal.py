@@ -23,6 +23,7 @@ from .case import (
     CaseError,
     PageTable,
     Placement,
+    runs_left_out,
     with_row_stride,
 )
 from .family import Changes, Family
@@ -169,7 +170,7 @@ def _simplifications_from(first: int, family: Family, case: Case) -> Iterator[tu
 def _simplifications(family: Family, case: Case) -> Iterator[Case]:
     """Yield legal cases that one step makes simpler, the largest steps first."""
     steps = (
-        _fewer_requests(case),
+        map(case.keeping, runs_left_out(case.num_requests)),
         family.simpler(case),
         _smaller_numbers(case),
         _simpler_tables(case),
@@ -180,19 +181,6 @@ def _simplifications(family: Family, case: Case) -> Iterator[Case]:
             yield case.replace(**changes)
         except CaseError:
             continue
-
-
-def _fewer_requests(case: Case) -> Iterator[Changes]:
-    """Yield changes to half of the requests, a quarter fewer, … and one fewer."""
-    num_requests = case.num_requests
-    dropped = num_requests
-    while dropped:
-        for first in range(0, num_requests, dropped):
-            yield {
-                name: getattr(case, name)[:first] + getattr(case, name)[first + dropped :]
-                for name in case.per_request_fields()
-            }
-        dropped //= 2
 
 
 def _smaller_numbers(case: Case) -> Iterator[Changes]:

@@ -61,16 +61,6 @@ def _permutations(num_requests: int) -> Iterator[list[int]]:
         yield [*requests[1:], 0]
 
 
-def _picked(case: Case, requests: Sequence[int]) -> Case:
-    """Return a case with some of the requests, in some order."""
-    changes: dict[str, Any] = {
-        name: tuple(getattr(case, name)[i] for i in requests) for name in case.per_request_fields()
-    }
-    if hasattr(case, "batch_size"):
-        changes["batch_size"] = len(requests)
-    return case.replace(**changes)
-
-
 def _cut(flat: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     ends = [*accumulate(lengths)]
     return [list(flat[end - length : end]) for end, length in zip(ends, lengths)]
@@ -121,7 +111,7 @@ def _permuted(
         def check(calls: Calls, case: Case) -> Difference:
             whole = pieces_of(case, calls.answer(function, case))
             for order in _permutations(case.num_requests):
-                other = _picked(case, order)
+                other = case.replace(**case.keeping(order))
                 pieces = pieces_of(other, calls.answer(function, other))
                 for place, req_idx in enumerate(order):
                     if pieces[place] != whole[req_idx]:
@@ -140,7 +130,7 @@ def _permuted_table(function: str) -> Callable[[Calls, Case], Difference]:
     def check(calls: Calls, case: Case) -> Difference:
         table = calls.answer(function, case)["req_to_page"]
         for order in _permutations(case.num_requests):
-            other = calls.answer(function, _picked(case, order))["req_to_page"]
+            other = calls.answer(function, case.replace(**case.keeping(order)))["req_to_page"]
             if other != table:
                 return f"in the order {_short(order)} {_first_cell(table, other)}"
         return ""
@@ -156,7 +146,7 @@ def _split(function: str) -> Callable[[Calls, Case], Difference]:
                 continue
             pieces: list[Any] = []
             for part in (range(at), range(at, case.num_requests)):
-                half = _picked(case, part)
+                half = case.replace(**case.keeping(part))
                 pieces += _token_pieces(half, calls.answer(function, half))
             for req_idx, (found, should) in enumerate(zip(pieces, whole)):
                 if found != should:
@@ -289,12 +279,11 @@ def _steps_add_up(calls: Calls, case: Any) -> Difference:
     lasts = tuple(ids[n:] for ids, n in zip(case.new_occupied_pages, half))
     later = tuple(begin + n for begin, n in zip(case.begins, half))
     middle = case.num_requests // 2
+    firsts_of_batch, lasts_of_batch = range(middle), range(middle, case.num_requests)
     ways: dict[str, list[Callable[[PageTable], Case]]] = {
         "half of the batch at a time": [
-            lambda table: _picked(case, range(middle)).replace(req_to_page=table),
-            lambda table: _picked(case, range(middle, case.num_requests)).replace(
-                req_to_page=table
-            ),
+            lambda table: case.replace(**case.keeping(firsts_of_batch), req_to_page=table),
+            lambda table: case.replace(**case.keeping(lasts_of_batch), req_to_page=table),
         ],
         "the first half of each request's pages, then the second": [
             lambda table: _with_pages(case, case.begins, firsts, table),

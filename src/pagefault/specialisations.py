@@ -185,12 +185,23 @@ class Recorder:
     @contextmanager
     def sweeping(self) -> Iterator[Sweep]:
         """Give the launches inside to a sweep; the interpreter only notes them, and runs none."""
+        from triton.runtime.jit import JITFunction
+
+        run = JITFunction.run
+
+        # On a GPU what was compiled before is not compiled again, but launched all the same.
+        def run_watched(kernel: Any, *arguments: Any, **named: Any) -> Any:
+            self._see(kernel, arguments, named)
+            return run(kernel, *arguments, **named)
+
         sweep = Sweep()
         self._sweep = sweep
+        JITFunction.run = run_watched
         try:
             yield sweep
         finally:
             self._sweep = None
+            JITFunction.run = run
 
     def _watch_compilations(self, jit_function: Any) -> None:
         # Triton's hooks are called at the same place; but with a hook set, a kernel that takes a
@@ -200,7 +211,8 @@ class Recorder:
         def compile_watched(kernel: Any, key: Any, *arguments: Any, **named: Any) -> Any:
             compiled = compile_variant(kernel, key, *arguments, **named)
             signature, _, constants, options, attributes = arguments[:5]
-            self._note(kernel, _variant(kernel, signature, constants, attributes, options))
+            variant = _variant(kernel, signature, constants, attributes, options)
+            self._note(self._new, kernel, variant)
             return compiled
 
         jit_function._do_compile = compile_watched
@@ -216,15 +228,13 @@ class Recorder:
 
         interpreted_function.run = run_watched
 
-    def _see(self, interpreted: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
-        """Note the variant that a GPU would run for a launch in the interpreter."""
-        binder = self._binders.get(interpreted.fn)
+    def _see(self, launched: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Note the variant that a GPU runs, or would run for a launch in the interpreter."""
+        if launched.fn not in self._binders:
+            self._binders[launched.fn] = _binder_of(launched)
+        binder = self._binders[launched.fn]
         if binder is None:
-            if interpreted.fn in self._binders:
-                return
-            binder = self._binders[interpreted.fn] = _binder_of(interpreted)
-            if binder is None:
-                return
+            return
         options = {name: named[name] for name in named if name not in ("grid", "warmup")}
         try:
             bound, specialisation, rest = binder.bind(*arguments, **options)
@@ -240,10 +250,11 @@ class Recorder:
             return
         launch_options, signature, constants, attributes = packed
         variant = _variant(binder.kernel, signature, constants, attributes, launch_options)
-        self._note(binder.kernel, variant)
+        self._note(
+            self._new if self._sweep is None else self._sweep.variants, binder.kernel, variant
+        )
 
-    def _note(self, kernel: Any, variant: Variant) -> None:
-        into = self._new if self._sweep is None else self._sweep.variants
+    def _note(self, into: Variants, kernel: Any, variant: Variant) -> None:
         noted = KernelVariants(*_menus(kernel, variant), {variant})
         add_variants(into, {_name_of(kernel): noted})
 
@@ -257,7 +268,7 @@ class Recorder:
 
 @dataclass
 class _Binder:
-    """What tells the variants of an interpreted kernel apart: Triton's own code for a GPU."""
+    """What tells the variants of a kernel apart: Triton's own code for a GPU."""
 
     kernel: Any
     backend: Any
@@ -265,14 +276,15 @@ class _Binder:
     seen: set[Any] = field(default_factory=set)
 
 
-def _binder_of(interpreted: Any) -> _Binder | None:
+def _binder_of(launched: Any) -> _Binder | None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
     from triton.runtime.jit import JITFunction, create_function_from_signature
 
     try:
         backend = make_backend(GPUTarget("cuda", 90, 32))
-        kernel = JITFunction(interpreted.fn, **interpreted.kwargs)
+        is_compiled = isinstance(launched, JITFunction)
+        kernel = launched if is_compiled else JITFunction(launched.fn, **launched.kwargs)
         bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     except Exception:  # A kernel that only the interpreter takes has no variants.
         return None

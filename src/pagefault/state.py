@@ -250,7 +250,8 @@ class CampaignFolder:
         try:
             self.journals.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("a")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Unlike flock's, of this process alone: workers do not keep it when it is killed.
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             raise StateError(f"{str(path)!r} is in use by another campaign") from error

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from random import Random
 from typing import Any, NoReturn
 
 from . import reached, specialisations
@@ -49,11 +48,11 @@ MOST_SIGNATURES_PER_FAMILY = 6
 # A round is short enough for families to take turns, and to stop.
 CASES_PER_ROUND = {"cpu": 64, "cuda": 1024}
 
-# How long a worker on a GPU stays with the same page sizes and pairings of dtypes.
-ROUNDS_PER_EPOCH = 40
+# How long a worker on a GPU stays with a page size and a pairing that have to be compiled.
+ROUNDS_PER_EPOCH = 16
 # To map the pages of a wide table takes as long as a hundred cases: of so many rounds one has some.
-ROUNDS_PER_WIDE_TABLES = 8
-RARE_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES} - {16})
+ROUNDS_PER_WIDE_TABLES = 7
+ALL_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES})
 
 
 @dataclass(frozen=True)
@@ -359,25 +358,27 @@ class Worker:
         tally.seconds = time.monotonic() - started
 
     def _narrowed(self, family: Family, round_number: int, domain: Domain) -> Domain:
-        """Return what may be drawn in a round; on a GPU a few compiled variants at a time.
+        """Return what may be drawn in a round; on a GPU one page size and pairing of dtypes.
 
-        A page size or a pairing of dtypes that is new compiles for longer than a hundred cases
-        run, so a worker stays with some of them before it goes on to others. In a soak, which has
-        to reach all, it goes on after each round, and workers share the page sizes out.
+        A page size or a pairing that is new compiles for longer than a thousand cases run. Every
+        other round has the usual ones; the rounds between stay with others before they go on to the
+        next, and workers share those out. A soak, which has to reach all, goes on each time.
         """
         if self._plan.device == "cpu":
             return domain
-        if round_number % ROUNDS_PER_WIDE_TABLES:
+        turn = round_number + self._worker
+        if turn % ROUNDS_PER_WIDE_TABLES:
             domain = domain.excluding("wide table")
-        epoch = round_number if self._plan.is_soak else round_number // ROUNDS_PER_EPOCH
-        stream = self._plan.stream(self._worker, family.name)
-        draw = Random(derived_seed(*stream, "epoch", epoch))
-        rare = draw.choice(RARE_PAGE_SIZES)
-        if self._plan.is_soak:
-            turn = epoch * self._plan.num_workers + self._worker
-            rare = RARE_PAGE_SIZES[turn % len(RARE_PAGE_SIZES)]
+        if turn % 2 == 0:
+            return dataclasses.replace(domain, page_sizes=(16,), dtype_choices=(0,))
+        epoch = round_number // (2 if self._plan.is_soak else ROUNDS_PER_EPOCH)
+        share = epoch * self._plan.num_workers + self._worker
+        all_sizes, page_size = divmod(share, len(ALL_PAGE_SIZES))
         return dataclasses.replace(
-            domain, page_sizes=(16, rare), dtype_choices=(0, 0, draw.getrandbits(8))
+            domain,
+            page_sizes=(ALL_PAGE_SIZES[page_size],),
+            # Another pairing when the same page size comes again.
+            dtype_choices=(1 + share + all_sizes,),
         )
 
     def _check(

@@ -161,6 +161,7 @@ def test_the_campaign_that_nobody_kills_finds_both_faults(undisturbed):
     assert undisturbed["families"][FAMILY]["cases"] == NUM_CASES
 
 
+@pytest.mark.slow
 def test_a_case_that_kills_the_whole_campaign_is_found_when_it_goes_on(
     start, write_target, tmp_path
 ):

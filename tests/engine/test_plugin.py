@@ -78,6 +78,7 @@ def test_the_header_says_on_what_the_answer_depends(run_pytest, noting_target):
     assert header.endswith(f", target {noting_target}, profile short, seed 5")
 
 
+@pytest.mark.slow
 def test_shards_are_streams_of_their_own_that_the_seed_of_the_header_repeats(
     run_pytest, noting_target, folder
 ):

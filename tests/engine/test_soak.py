@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from pagefault.garbage import Garbage, check_garbage
 from pagefault.relations import RELATIONS, check_relation
 from pagefault.soak import demanded_checks, why_void
 from pagefault.target import load_target
-from pagefault.worker import RARE_PAGE_SIZES, Worker
+from pagefault.worker import ALL_PAGE_SIZES, Worker
 
 FAULTY = Path(__file__).parents[1] / "faulty_any_bytes"
 
@@ -268,13 +269,37 @@ def test_a_process_that_dies_of_garbage_leaves_the_garbage_behind(pagefault, tmp
         assert '"spoilt": [["' in failure
 
 
-def test_on_a_gpu_the_workers_of_a_soak_share_out_the_page_sizes():
-    plan = dataclasses.replace(PLAN, device="cuda", num_workers=12)
-    drawn = set()
+def drawn_on_a_gpu(num_workers, num_rounds, is_soak):
+    """Return the page sizes and pairings of dtypes of some rounds of some workers, in order."""
+    plan = dataclasses.replace(PLAN, device="cuda", num_workers=num_workers, is_soak=is_soak)
+    drawn = []
     for number in range(plan.num_workers):
         worker = object.__new__(Worker)
         worker._plan, worker._worker = plan, number
-        for round_number in (0, 1):
-            domain = worker._narrowed(SLOTS, round_number, Domain())
-            drawn.update(domain.page_sizes)
-    assert drawn == {16, *RARE_PAGE_SIZES}
+        domains = [worker._narrowed(SLOTS, round_, Domain()) for round_ in range(num_rounds)]
+        drawn += [(*domain.page_sizes, *domain.dtype_choices) for domain in domains]
+    return drawn
+
+
+def test_on_a_gpu_the_workers_of_a_soak_share_out_page_sizes_and_dtypes():
+    drawn = drawn_on_a_gpu(num_workers=12, num_rounds=4, is_soak=True)
+    assert {page_size for page_size, _ in drawn} == set(ALL_PAGE_SIZES)
+    assert {pairing % 16 for _, pairing in drawn} == set(range(16))
+
+
+def test_on_a_gpu_one_worker_gets_round_too():
+    drawn = drawn_on_a_gpu(num_workers=1, num_rounds=64 * 16, is_soak=False)
+    assert {page_size for page_size, _ in drawn} == set(ALL_PAGE_SIZES)
+    assert {pairing % 32 for _, pairing in drawn} == set(range(32))
+    compiled = [pair for pair in drawn if pair != (16, 0)]
+    assert sum(pair != after for pair, after in pairwise(compiled)) == 63
+
+
+def test_on_a_gpu_either_sort_of_round_meets_wide_tables():
+    plan = dataclasses.replace(PLAN, device="cuda")
+    worker = object.__new__(Worker)
+    worker._plan, worker._worker = plan, 0
+    domains = [worker._narrowed(SLOTS, round_, Domain()) for round_ in range(16)]
+    wide = [domain.page_sizes for domain in domains if "wide table" not in domain.without]
+    assert (16,) in wide
+    assert set(wide) - {(16,)}

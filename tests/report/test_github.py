@@ -73,7 +73,13 @@ def test_a_function_is_where_it_is_defined():
     assert github.function_spot(len) is None
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["one process", "two workers"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("0", id="one process"),
+        pytest.param("2", id="two workers", marks=pytest.mark.slow),
+    ],
+)
 def job(request, tmp_path_factory):
     """What a job of GitHub's prints that runs pytest, and the XML that it writes."""
     if session.device == "cuda":

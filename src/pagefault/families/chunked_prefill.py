@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..case import runs_left_out
 from ..family import (
     Argument,
     Changes,
@@ -159,14 +160,6 @@ def _explain_chunk(case: Any, where: str, index: int, found: int) -> Explanation
 
 
 def _simpler_chunking(case: ChunkingCase) -> Iterator[Changes]:
-    if case.batch_size == case.num_requests:
-        for req_idx in range(case.num_requests):
-            kept = case.prefix_lens[:req_idx] + case.prefix_lens[req_idx + 1 :]
-            yield {"prefix_lens": kept, "batch_size": len(kept)}
-        half = case.num_requests // 2
-        for kept in (case.prefix_lens[:half], case.prefix_lens[half:]):
-            if len(kept) < case.num_requests:
-                yield {"prefix_lens": kept, "batch_size": len(kept)}
     for chunk_len in smaller(case.chunk_len, 1):
         moved = tuple(max(0, n - case.chunk_len + chunk_len) for n in case.prefix_lens)
         yield {"chunk_len": chunk_len, "prefix_lens": moved}
@@ -369,13 +362,10 @@ def _simpler_prefix(case: PrefixCase) -> Iterator[Changes]:
         moved = tuple(max(0, n - chunk_len + shorter) for n in case.prefix_lens)
         rest = case.chunk_capacity - chunk_len * case.num_requests
         yield {"prefix_lens": moved, "chunk_capacity": shorter * case.num_requests + rest}
-    for req_idx in range(case.num_requests):
-        kept = {
-            name: getattr(case, name)[:req_idx] + getattr(case, name)[req_idx + 1 :]
-            for name in case.per_request_fields()
-        }
-        for capacity in (chunk_len * (case.num_requests - 1), case.chunk_capacity - chunk_len):
-            yield {**kept, "chunk_capacity": max(1, capacity)}
+    for kept in runs_left_out(case.num_requests):
+        num_dropped = case.num_requests - len(kept)
+        for capacity in (chunk_len * len(kept), case.chunk_capacity - chunk_len * num_dropped):
+            yield {**case.keeping(kept), "chunk_capacity": max(1, capacity)}
 
 
 # Edges that a prefix, which starts at 0 and stays inside its row, can have.
