@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import interpreter
 from .case import Case
 from .family import Family, HostTensor, Plain, Tensor, family_named
 from .memory import TORCH_DTYPES
@@ -33,6 +34,8 @@ class Calls:
     def __init__(self, target: Target, device: str) -> None:
         self._target = target
         self._device = device
+        if device == "cpu":
+            interpreter.tune()
 
     def case_of(
         self, function: str, fields: Mapping[str, Any], like: Case, renamed: Mapping[str, str]
