@@ -197,6 +197,7 @@ class Net:
         self._window = driver.reserve((1 + SPARE_PAGES) * page_bytes)
         driver.map(self._window, self._page)
         driver.allow(self._window, page_bytes)
+        self._window_words = _tensor_at(self._window, (1 + SPARE_PAGES) * page_bytes)
         self._spares: list[Any] = []
         self._shown: list[int] = []
         self.arena_bytes = page_bytes
@@ -208,7 +209,7 @@ class Net:
 
     def watched(self) -> torch.Tensor:
         """Return [words] int32: what the addresses lead to, then the pages that are shown."""
-        return _tensor_at(self._window, (1 + len(self._shown)) * self._driver.page_bytes)
+        return self._window_words[: (1 + len(self._shown)) * self._page_words]
 
     def can_show(self, offsets: np.ndarray[Any, Any]) -> bool:
         """Return whether pages can be shown for elements that far behind `first_reserved`."""

@@ -568,6 +568,11 @@ class GuardMemory:
         return block.as_strided(region.shape, stride, start)
 
 
+def _pair_of(word: int) -> int:
+    """Return two int32 beside each other as an int64."""
+    return int(np.array([word, word], dtype=np.int32).view(np.int64)[0])
+
+
 class NetMemory:
     """Arenas in the middle of tens of GiB of addresses that all lead to one page, which is watched.
 
@@ -591,7 +596,9 @@ class NetMemory:
         self._download = torch.empty(2 * num_words, dtype=torch.int32, pin_memory=True)
         self._upload_words: Words = self._upload.numpy()
         self._download_words: Words = self._download.numpy()
-        self._extremes = torch.empty((2, 2), dtype=torch.int32, pin_memory=True)
+        # Per replica the least and the largest pair of elements that are watched.
+        self._extremes = torch.empty((2, 2), dtype=torch.int64, device="cuda")
+        self._extremes_on_host = torch.empty((2, 2), dtype=torch.int64, pin_memory=True)
         # Per replica the filled elements of its reserved table, on the device, counted in the net.
         self._filled: list[torch.Tensor | None] = [None, None]
         for net, poison in zip(nets, POISONS):
@@ -653,8 +660,9 @@ class NetMemory:
                 net.everything.index_fill_(0, indices, POISONS[number])
             download = self._download[number * num_words : (number + 1) * num_words]
             download.copy_(net.arena[:num_words], non_blocking=True)
-            extremes = torch.stack(torch.aminmax(net.watched()))
-            self._extremes[number].copy_(extremes, non_blocking=True)
+            pairs = net.watched().view(torch.int64)
+            torch.aminmax(pairs, out=tuple(self._extremes[number]))
+        self._extremes_on_host.copy_(self._extremes, non_blocking=True)
         self.synchronise()
         self._look_for_far_writes()
         for number, net in enumerate(self._nets):
@@ -665,12 +673,12 @@ class NetMemory:
 
     def _look_for_far_writes(self) -> None:
         self.far_writes = ""
-        for number, (net, poison) in enumerate(zip(self._nets, POISONS)):
-            found = [value for value in self._extremes[number].tolist() if value != poison]
-            if found:
-                num_cells = int((net.watched() != poison).sum())
+        for net, poison, extremes in zip(self._nets, POISONS, self._extremes_on_host.tolist()):
+            if extremes != 2 * [_pair_of(poison)]:
+                changed = net.watched()[net.watched() != poison]
                 self.far_writes = (
-                    f"{found[0]} was written to one of {num_cells} cells far away from every tensor"
+                    f"{int(changed[0])} was written to one of {len(changed)} cells far away from "
+                    "every tensor"
                 )
                 net.watched().fill_(poison)
 

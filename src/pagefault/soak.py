@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .result import Result
 
 # Beside a round of so many cases as a campaign has in one.
-ANY_BYTES_PER_ROUND = {"cpu": 6, "cuda": 96}
-RELATION_CASES_PER_ROUND = {"cpu": 1, "cuda": 16}
+ANY_BYTES_PER_ROUND = {"cpu": 6, "cuda": 48}
+RELATION_CASES_PER_ROUND = {"cpu": 1, "cuda": 8}
 
 # Of what was not reached, so many are named.
 MOST_NAMED = 12

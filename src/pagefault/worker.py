@@ -46,10 +46,12 @@ SHRINK_BUDGET = Budget(seconds=60.0)
 MOST_SIGNATURES_PER_FAMILY = 6
 
 # A round is short enough for families to take turns, and to stop.
-CASES_PER_ROUND = {"cpu": 64, "cuda": 1024}
+CASES_PER_ROUND = {"cpu": 64, "cuda": 512}
 
 # How long a worker on a GPU stays with a page size and a pairing that have to be compiled.
-ROUNDS_PER_EPOCH = 16
+ROUNDS_PER_EPOCH = 32
+# In a soak, which has to reach all.
+SOAK_ROUNDS_PER_EPOCH = 8
 # To map the pages of a wide table takes as long as a hundred cases: of so many rounds one has some.
 ROUNDS_PER_WIDE_TABLES = 7
 ALL_PAGE_SIZES = sorted({*PAGE_SIZES, *HUGE_PAGE_SIZES})
@@ -362,7 +364,7 @@ class Worker:
 
         A page size or a pairing that is new compiles for longer than a thousand cases run. Every
         other round has the usual ones; the rounds between stay with others before they go on to the
-        next, and workers share those out. A soak, which has to reach all, goes on each time.
+        next, and workers share those out.
         """
         if self._plan.device == "cpu":
             return domain
@@ -371,8 +373,11 @@ class Worker:
             domain = domain.excluding("wide table")
         if turn % 2 == 0:
             return dataclasses.replace(domain, page_sizes=(16,), dtype_choices=(0,))
-        epoch = round_number // (2 if self._plan.is_soak else ROUNDS_PER_EPOCH)
-        share = epoch * self._plan.num_workers + self._worker
+        epoch = round_number // (SOAK_ROUNDS_PER_EPOCH if self._plan.is_soak else ROUNDS_PER_EPOCH)
+        num_workers = self._plan.num_workers
+        # Workers of odd number are the first to get here.
+        place = self._worker // 2 if self._worker % 2 else (num_workers + self._worker) // 2
+        share = epoch * num_workers + place
         all_sizes, page_size = divmod(share, len(ALL_PAGE_SIZES))
         return dataclasses.replace(
             domain,

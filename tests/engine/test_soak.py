@@ -282,13 +282,23 @@ def drawn_on_a_gpu(num_workers, num_rounds, is_soak):
 
 
 def test_on_a_gpu_the_workers_of_a_soak_share_out_page_sizes_and_dtypes():
-    drawn = drawn_on_a_gpu(num_workers=12, num_rounds=4, is_soak=True)
+    drawn = drawn_on_a_gpu(num_workers=12, num_rounds=16, is_soak=True)
     assert {page_size for page_size, _ in drawn} == set(ALL_PAGE_SIZES)
     assert {pairing % 16 for _, pairing in drawn} == set(range(16))
 
 
+def test_on_a_gpu_no_two_workers_have_the_same_to_compile():
+    for num_workers in (1, 2, 3, 12):
+        drawn = drawn_on_a_gpu(num_workers, num_rounds=2, is_soak=False)
+        compiled = [pair for pair in drawn if pair != (16, 0)]
+        assert len({*compiled}) == len(compiled) == num_workers
+    # However short the run, each bit of a pairing is set in some of those that come first.
+    first = drawn_on_a_gpu(12, num_rounds=1, is_soak=False)
+    assert {pairing % 4 for _, pairing in first} == {0, 1, 2, 3}
+
+
 def test_on_a_gpu_one_worker_gets_round_too():
-    drawn = drawn_on_a_gpu(num_workers=1, num_rounds=64 * 16, is_soak=False)
+    drawn = drawn_on_a_gpu(num_workers=1, num_rounds=64 * 32, is_soak=False)
     assert {page_size for page_size, _ in drawn} == set(ALL_PAGE_SIZES)
     assert {pairing % 32 for _, pairing in drawn} == set(range(32))
     compiled = [pair for pair in drawn if pair != (16, 0)]
