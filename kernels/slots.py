@@ -87,7 +87,7 @@ def load_slots_of_run(
     pages_to_first = tl.minimum(tl.maximum(-page_idx, 0), end + 1)
     pages_to_end = tl.minimum(tl.maximum(max_pages - page_idx, 0), end + 1)
     pages_to_end = tl.where((req_pool_idx >= 0) & (req_pool_idx < num_rows), pages_to_end, 0)
-    first = tl.maximum(first, pages_to_first * page_size - offset).to(tl.int32)
+    first = tl.maximum(first, tl.minimum(pages_to_first * page_size - offset, end)).to(tl.int32)
     end = tl.minimum(end, pages_to_end * page_size - offset).to(tl.int32)
 
     # An offset is below 2**31 - 1, and so is a lane: their sum fits if it is unsigned.

@@ -1,7 +1,7 @@
 """Legal cases whose device tensors hold garbage."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
 
@@ -9,7 +9,7 @@ from pagefault.case import DTYPE_RANGES, Case, PageTable
 from pagefault.family import Domain, Family, Tensor
 from pagefault.garbage import Garbage, is_refused
 
-from .edges import Choices
+from .edges import INT32_MAX, Choices
 
 NUM_BYTES = 64
 
@@ -17,6 +17,9 @@ HOW_MUCH = ("one element", "one element", "few elements", "one tensor", "everyth
 
 # A large table is spoilt in a few places.
 MOST_CELLS = 64
+
+# Of garbage, few pages of so many tokens are more than 32 bits hold.
+LARGE_PAGE_SIZES = (INT32_MAX, 2**30, 2**20)
 
 
 def garbage_of(family: Family, domain: Domain) -> st.SearchStrategy[Garbage]:
@@ -29,10 +32,13 @@ def garbage_of(family: Family, domain: Domain) -> st.SearchStrategy[Garbage]:
             for argument in family.arguments(case)
             if isinstance(argument, Tensor) and argument.values is not None
         ]
-        sizes = sorted({size for tensor in tensors for size in tensor.shape})
-        return Garbage(case, tuple(_garbage(choices, case, tensors, sizes)))
+        sizes = {size for tensor in tensors for size in tensor.shape} | _numbers_of(case)
+        return Garbage(case, tuple(_garbage(choices, case, tensors, sorted(sizes))))
 
-    cases = family.strategy(domain).filter(lambda case: not is_refused(family, case))
+    cases = family.strategy(domain)
+    if domain.page_sizes is None:
+        cases |= family.strategy(replace(domain, page_sizes=LARGE_PAGE_SIZES))
+    cases = cases.filter(lambda case: not is_refused(family, case))
     return st.builds(spoil, cases, st.binary(min_size=NUM_BYTES, max_size=NUM_BYTES))
 
 
@@ -56,13 +62,19 @@ class Spoil:
         Args:
             was: What the element held.
             dtype: What its tensor can hold.
-            sizes: Of all tensors of the call, which are what indices and sums come up against.
+            sizes: Of all tensors of the call, and its plain numbers: what indices and sums come up
+                against.
         """
         legal = DTYPE_RANGES[dtype]
         least, largest = legal[0], legal[-1]
         menu = {
             "near": (was - 1, was + 1, -was, was - 2, was + 2, was - 2**32, was + 2**32),
-            "size": tuple(size + beside for size in sizes for beside in (0, -1, 1)),
+            "size": tuple(
+                times * size + beside
+                for times in (1, -1, 2, -2)
+                for size in sizes
+                for beside in (0, -1, 1)
+            ),
             "extreme": (-1, 0, 1, least, largest, least + 1, largest - 1, -(2**31), 2**31 - 1),
             "bits": (self.bits, self.bits >> 32, self.bits >> 48, self.bits >> 56),
         }[self.kind]
@@ -90,6 +102,12 @@ def _garbage(
         for i, idx in enumerate(dict.fromkeys(indices)):
             was = _element(tensor, idx)
             yield tensor.name, idx, spoils[i % len(spoils)].value(was, dtype, sizes)
+
+
+def _numbers_of(case: Case) -> set[int]:
+    """Return the plain numbers of a case, such as its page size."""
+    values = [getattr(case, field.name) for field in fields(case)]
+    return {value for value in values if isinstance(value, int)}
 
 
 def _num_elements(tensor: Tensor) -> int:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import json
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,9 @@ PLANTED = {
     "length_walked_to_its_end": ("compute_out_cache_loc", "hang", "deadline"),
     "negative_length_refused": ("compute_out_cache_loc", "raised", "ValueError"),
     "pool_index_unchecked": ("compute_out_cache_loc_uniform", "address", "read of req_to_pages"),
+    "first_page_truncated": (
+        *("compute_out_cache_loc_uniform", "address", "read of req_to_pages"),
+    ),
     "position_truncated": ("compute_out_cache_loc_uniform", "value", "out_cache_loc: cell"),
     "start_looked_up_unchecked": (
         *("fused_decode_input_prep", "address", "read of valid_cache_lengths"),
@@ -51,7 +55,7 @@ PLANTED = {
     ),
 }
 
-MOST_CASES = 400
+MOST_CASES = 800
 # The faulty kernels have a program for each request, which takes the interpreter a millisecond.
 QUICK = Domain(without=frozenset(["more than 64 requests", "wide table"]))
 # Far more than any call takes, and little enough to wait for.
@@ -186,6 +190,30 @@ def test_a_family_that_says_nothing_of_garbage_is_held_to_its_tensors(target, fu
     else:
         kinds = {"address", "outside", "returned"}
         assert {finding.kind for finding in verdicts[-1].findings} & kinds
+
+
+# Pages before position 0, counted in tokens, are more than 32 bits hold.
+BEFORE_HUGE_PAGES = Path(__file__).parent / "garbage" / "before_huge_pages.json"
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["compute_out_cache_loc_uniform", "compute_out_cache_loc", "fused_decode_input_prep"],
+)
+def test_ours_cut_no_distance_of_pages_off(function):
+    document = json.loads(BEFORE_HUGE_PAGES.read_text())
+    start = document.pop("cache_start")
+    document["family"] = function
+    if function == "fused_decode_input_prep":
+        document["valid_cache_lengths"] = start * 2
+        document["spoilt"] = [["valid_cache_lengths", 1, -(2**31)]]
+    else:
+        document["cache_start"] = start
+    if function == "compute_out_cache_loc":
+        document["input_lengths"] = [document.pop("uniform_input_length")]
+    family, garbage = garbage_from_json(json.dumps(document))
+    checker = Checker(load_target("ours"), session.device)
+    assert check_garbage(checker, family, garbage, thoroughly=True).text().endswith(": passed")
 
 
 def test_garbage_is_what_the_call_gets_and_nothing_else_changes():

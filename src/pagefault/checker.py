@@ -42,9 +42,9 @@ WIDE_TABLE = "wide table"
 LONG_ROWS = "long rows"
 REPLAY = "graph replay"
 
-# On a GPU, of so many cases of a function that can be captured one is replayed; and of so many cases
-# of a mixture one lies in a net, which takes as long as four elsewhere when workers share the GPU.
+# On a GPU, of so many cases of a function that can be captured one is replayed.
 REPLAY_ONE_IN = 32
+# And of so many one lies in a net, which takes as long as four elsewhere where workers share a GPU.
 NET_ONE_IN = 9
 
 

@@ -24,12 +24,13 @@ from rich.text import Text
 
 from . import __version__, github
 from .campaign import Plan, Result, run
-from .case import CaseError
+from .case import Case, CaseError
 from .conformance import replay_line, write_case
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
 from .family import FamilyError, case_from_json, families, family_named
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
 from .findings import merge as merge_findings
+from .garbage import check_garbage, garbage_from_json, is_garbage
 from .isolation import check_in_child
 from .pace import Pace
 from .recheck import Again, of_bugs, of_findings
@@ -41,7 +42,7 @@ from .soak import why_void as why_soak_is_void
 from .specialisations import json_of, lines_of
 from .state import State, open_campaign
 from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
-from .verdict import Signature
+from .verdict import Signature, Verdict
 
 FOUND_NOTHING, FOUND_SOMETHING, BAD_USAGE, VOID_RUN, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -201,11 +202,13 @@ def fuzz(
         is_soak=soak,
         strict=strict,
         machine=platform.node() if machine is None else machine,
+        out=str(out),
     )
     console = Console()
     context = Context.of(plan)
     opened = open_campaign(plan, context.run, state, resume)
-    plan, context = opened.state.plan, dataclasses.replace(context, run=opened.state.run)
+    plan = opened.state.plan = dataclasses.replace(opened.state.plan, out=str(out))
+    context = dataclasses.replace(context, run=opened.state.run)
     _print_header(console, plan)
     for line in opened.lines:
         console.print(Text(line), soft_wrap=True)
@@ -283,7 +286,12 @@ def repro(
     target = target or "ours"
     prepare(resolved)
     try:
-        family, loaded_case = case_from_json(text)
+        garbage = None
+        if is_garbage(text):
+            family, garbage = garbage_from_json(text)
+            loaded_case = garbage.case
+        else:
+            family, loaded_case = case_from_json(text)
     except CaseError as error:
         raise Usage(f"case {str(case)!r}: {error}") from error
     loaded = load_target(target)
@@ -291,13 +299,14 @@ def repro(
         raise Usage(f"target {target!r} has no {family.name}: {loaded.skipped[family.name]}")
     from .checker import Checker
 
+    def check(case: Case) -> Verdict:
+        checker = Checker(loaded, resolved, strict=strict)
+        if garbage is not None:
+            return check_garbage(checker, family, garbage, thoroughly=True)
+        return checker.check_thoroughly(family, case)
+
     # The device is the child's alone, and so is a death.
-    verdict = check_in_child(
-        lambda case: Checker(loaded, resolved, strict=strict).check_thoroughly(family, case),
-        family,
-        loaded_case,
-        Plan.case_seconds,
-    )
+    verdict = check_in_child(check, family, loaded_case, Plan.case_seconds)
     print(verdict.text())
     raise typer.Exit(FOUND_NOTHING if verdict.passed else FOUND_SOMETHING)
 

@@ -105,6 +105,15 @@ class Garbage:
         return f'{text},\n  "spoilt": {json.dumps(self.spoilt)}\n}}\n'
 
 
+def is_garbage(text: str) -> bool:
+    """Return whether JSON text describes a case with garbage, and not a case alone."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "spoilt" in document
+
+
 def garbage_from_json(text: str) -> tuple[Family, Garbage]:
     """Return a family and the garbage that JSON text describes.
 
@@ -122,7 +131,11 @@ def garbage_from_json(text: str) -> tuple[Family, Garbage]:
 
 
 def check_garbage(
-    checker: Checker, family: Family, garbage: Garbage, seconds: float = CALL_SECONDS
+    checker: Checker,
+    family: Family,
+    garbage: Garbage,
+    seconds: float = CALL_SECONDS,
+    thoroughly: bool = False,
 ) -> Verdict:
     """Return what a call with garbage does that it must not do.
 
@@ -131,7 +144,9 @@ def check_garbage(
         family: The function's family.
         garbage: The call.
         seconds: How long it may take where Python can interrupt it, which is not on a GPU.
+        thoroughly: Whether to try every memory.
     """
+    check = checker.check_thoroughly if thoroughly else checker.check
 
     def expect(case: Case, dialect: Dialect) -> Expected:
         if family.expect_any_bytes is None:
@@ -147,7 +162,7 @@ def check_garbage(
     )
     try:
         with _time_limit(seconds):
-            verdict = checker.check(spoilt, garbage.case)
+            verdict = check(spoilt, garbage.case)
             reached.count(reached.ANY_BYTES)
     except _Overrun:
         return hang_verdict(family, seconds)

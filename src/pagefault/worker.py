@@ -265,6 +265,7 @@ class Worker:
         self._journal = Journal(assignment.journal, assignment.worker)
         # This process may die itself: what properties launch is noted, and they start no other.
         session.journal = self._journal
+        session.out = Path(plan.out)
         self._say = say
         self._stop = stop
         self._target = load_target(plan.target)

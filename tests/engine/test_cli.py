@@ -409,3 +409,17 @@ def test_ctrl_c_ends_a_run_with_a_summary_and_no_process_left(environment, write
     while any(map(is_running, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, children))
+
+
+# A case with garbage
+
+
+def test_garbage_is_shown_again_by_its_case(pagefault, tmp_path):
+    tests = Path(__file__).parents[1]
+    arguments = ("repro", tests / "garbage" / "before_huge_pages.json", "--device", "cpu")
+    target = tests / "faulty_any_bytes" / "first_page_truncated.py"
+    process = pagefault(*arguments, "--target", target, cwd=tmp_path)
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "read of req_to_pages[" in process.stdout
+    process = pagefault(*arguments, cwd=tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
