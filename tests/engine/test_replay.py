@@ -118,3 +118,18 @@ def test_an_answer_from_what_the_host_knew_at_capture_is_wrong_when_replayed():
     verdict = replayed(compute_out_cache_loc)
     assert not verdict.passed
     assert "out_cache_loc[" in verdict.text()
+
+
+@on_a_gpu
+def test_in_a_net_a_reserved_table_is_not_replayed():
+    checker = Checker(load_target("ours"), "cuda", "net")
+    family = family_named("compute_out_cache_loc")
+    verdicts = []
+
+    def use(case):
+        if "wide table" in family.edges(case):
+            verdicts.append(checker._check(checker._replays[0], family, case).text())
+        return len(verdicts) == 5
+
+    draw_cases(family.strategy(Domain(page_sizes=(4,), dtype_choices=(0,))), 2000, 3, use)
+    assert verdicts == ["compute_out_cache_loc: passed"] * 5
