@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from pagefault.case import DTYPE_RANGES, Case, CaseError, PageTable, Placement
 from pagefault.family import Domain
 
-from .edges import AROUND, INT32_MAX, MAX_TOKENS, NUM_REQUESTS, TILE_SIZES, Choices, page_size
+from .edges import (
+    AROUND,
+    INT32_MAX,
+    MAX_TOKENS,
+    TILE_SIZES,
+    Choices,
+    num_requests,
+    page_size,
+    within_budget,
+)
 from .layouts import OTHER_DTYPE, dtypes, layout
 from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
@@ -71,9 +80,9 @@ def make_batch(
         plain: Production's placement of every tensor.
         roles: What the tensors are for.
     """
-    num_requests = choices.pick(NUM_REQUESTS)
+    batch_size = num_requests(choices)
     size = page_size(choices, domain.page_sizes)
-    rows, num_rows = pool_indices(choices, num_requests)
+    rows, num_rows = pool_indices(choices, batch_size)
     max_pages = table_width(choices, num_rows)
 
     fixed = frozenset(name for name in plain if f"int64 {name}" in domain.without) | {roles.table}
@@ -88,11 +97,11 @@ def make_batch(
         for name, placement in plain.items()
     }
 
-    spots = [Spot.of(choices) for _ in range(min(num_requests, 4))]
-    spots = [spots[i % 4] for i in range(num_requests)]
-    lengths = _within_budget([spot.length(size) for spot in spots])
+    spots = [Spot.of(choices) for _ in range(min(batch_size, 4))]
+    spots = [spots[i % 4] for i in range(batch_size)]
+    lengths = within_budget([spot.length(size) for spot in spots], MAX_TOKENS)
     if roles.uniform and lengths:
-        lengths = [min(lengths[0], MAX_TOKENS // num_requests)] * num_requests
+        lengths = [min(lengths[0], max(1, MAX_TOKENS // batch_size))] * batch_size
     largest_start = min(DTYPE_RANGES[dtype_of[name]][-1] for name in roles.starts + roles.ends)
     if roles.ends or largest_start > INT32_MAX:
         largest_start -= max(lengths, default=0)
@@ -154,16 +163,6 @@ class Spot:
             "far": far[self.any % 4],
         }
         return min(max(0, starts[self.start_kind]), largest)
-
-
-def _within_budget(lengths: Sequence[int]) -> list[int]:
-    # One long request may be longer: it is the only one that is.
-    left = max([MAX_TOKENS, *lengths])
-    cut = []
-    for length in lengths:
-        cut.append(length if length <= left else min(left, 1))
-        left -= cut[-1]
-    return cut
 
 
 def _outer_cells(

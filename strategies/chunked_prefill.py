@@ -18,7 +18,15 @@ from .batches import (
     check_slots,
     make_batch,
 )
-from .edges import AROUND, INT32_MAX, NUM_REQUESTS, Choices, made_from_choices, page_size
+from .edges import (
+    AROUND,
+    INT32_MAX,
+    Choices,
+    made_from_choices,
+    num_requests,
+    page_size,
+    within_budget,
+)
 from .layouts import dtypes, layout, widened
 from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, table_width
 
@@ -197,7 +205,7 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
     def make(choices: Choices) -> ChunkingCase:
         changed = dtypes(choices, list(plain), domain, fixed)
         placements = layout(choices, plain, changed, (), "", domain)
-        batch_size = choices.pick(NUM_REQUESTS)
+        batch_size = num_requests(choices)
         chunk_len = choices.pick(CHUNK_LENS)
         longest = INT32_MAX // max(1, batch_size)
         if batch_size * chunk_len > INT32_MAX:
@@ -290,7 +298,7 @@ def _allowed(refusal: str, domain: Domain) -> bool:
 def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     plain = case_type.PLAIN
     refusals = [refusal for refusal in PREFIX_REFUSALS if _allowed(refusal, domain)]
-    batch_size = choices.pick(NUM_REQUESTS)
+    batch_size = num_requests(choices)
     size = page_size(choices, domain.page_sizes, huge=False)
     if size > MAX_PREFIX_TOKENS:
         size = 16  # Slots are int32 here, and a prefix has to fill a page now and then.
@@ -303,11 +311,10 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
 
     row_end = max_pages * size
     kinds = [(choices.below(6), choices.pick(AROUND), choices.below(2**12)) for _ in range(4)]
-    left = MAX_PREFIX_TOKENS
-    prefixes = []
+    wanted = []
     for i in range(batch_size):
         kind, around, anything = kinds[i % 4]
-        wanted = (
+        prefix_len = (
             anything % 12,
             anything % (max_pages + 1) * size + around,
             row_end - anything % 2,
@@ -315,8 +322,8 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
             1,
             anything % (row_end + 1),
         )[kind]
-        prefixes.append(min(max(0, wanted), row_end, left))
-        left -= prefixes[-1]
+        wanted.append(min(max(0, prefix_len), row_end, MAX_PREFIX_TOKENS))
+    prefixes = within_budget(wanted, MAX_PREFIX_TOKENS)
     longest = max(prefixes, default=0)
     # Capacities that divide nothing: a chunk length at which the longest prefix ends in, at or
     # one past a chunk, and a rest that no request gets.

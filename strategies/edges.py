@@ -20,19 +20,25 @@ INT32_MAX = 2**31 - 1
 
 # Kernels handle this many tokens or pages at a time, ours and other people's; a large one takes
 # its share of a run's time and comes seldom.
-TILE_SIZES = (16, 32, 64, 128, 128, 256, 256, 512, 1024, 32, 64, 128, 128, 256, 256, 2048)
+TILE_SIZES = (
+    *(16, 32, 64, 128, 128, 256, 256, 512, 1024, 32, 64, 128, 128, 256, 256, 2048) * 2,
+    *(16, 32, 64, 128, 128, 256, 256, 512, 1024, 32, 64, 128, 128, 256, 256, 4096),
+)
 
 AROUND = (0, -1, 1)
 
+MANY = -1
 NUM_REQUESTS = (
     *(1,) * 6,
     *(2,) * 8,
     *(3,) * 8,
     *(4,) * 6,
     *(5,) * 3,
-    *(6, 7, 8, 8, 9, 0, 0, 16, 17, 33, 257),
+    *(6, 7, 8, 8, 9, 0, 0, 16, 17, 33, MANY),
     *(65, 129),
 )
+# A kernel that looks at a whole batch does so for one more than a power of two, or it does not.
+MANY_REQUESTS = (*(257,) * 24, *(513,) * 4, *(1025,) * 3, 2049)
 PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
 HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
 MAX_PAGES = (1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 9, 16, 17, 31, 32, 33, 64, 65, 0, 128, 129, 257, 1025)
@@ -107,6 +113,27 @@ def sampler_of(strategy: st.SearchStrategy[T]) -> Callable[[Random], T | None] |
     case that is not accepted.
     """
     return _samplers.get(strategy)
+
+
+def num_requests(choices: Choices) -> int:
+    """Return the size of a batch."""
+    number = choices.pick(NUM_REQUESTS)
+    return choices.pick(MANY_REQUESTS) if number == MANY else number
+
+
+def within_budget(wanted: Sequence[int], budget: int) -> list[int]:
+    """Return lengths of which some are cut, so that they add up to little more than a budget.
+
+    One long request may be longer if the others are not; and where there are many, those for which
+    nothing is left have one each: a fault may be in the last.
+    """
+    left = max(budget, max(wanted, default=0) + len(wanted))
+    kept = []
+    for i, length in enumerate(wanted):
+        num_after = len(wanted) - i - 1
+        kept.append(min(length, max(1, left - num_after)))
+        left -= kept[-1]
+    return kept
 
 
 def page_size(choices: Choices, page_sizes: Sequence[int] | None, huge: bool = True) -> int:

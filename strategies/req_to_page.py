@@ -20,7 +20,15 @@ from pagefault.case import (
 from pagefault.family import Domain
 
 from .batches import check_fits, check_not_negative, check_page_ids, check_rows
-from .edges import AROUND, INT32_MAX, NUM_REQUESTS, TILE_SIZES, Choices, made_from_choices
+from .edges import (
+    AROUND,
+    INT32_MAX,
+    TILE_SIZES,
+    Choices,
+    made_from_choices,
+    num_requests,
+    within_budget,
+)
 from .layouts import dtypes, layout, widened
 from .pools import INT32_MIN, holes_of, pool_indices, table_width
 
@@ -124,29 +132,31 @@ def _make_pages(
     choices: Choices, domain: Domain, largest_begin: int
 ) -> tuple[list[int], list[int], list[list[int]], PageTable]:
     """Return rows, begins and page ids of a batch, and the table before it."""
-    num_requests = choices.pick(NUM_REQUESTS)
+    batch_size = num_requests(choices)
     shares_rows = choices.one_in(8)
-    rows, num_rows = pool_indices(choices, num_requests, distinct=not shares_rows)
+    rows, num_rows = pool_indices(choices, batch_size, distinct=not shares_rows)
     max_pages = table_width(choices, num_rows)
     table = PageTable(num_rows, max_pages)
     kinds = [
         (choices.pick(NUM_PAGES), choices.pick(BEGINS), choices.pick(AROUND), choices.below(2**12))
-        for _ in range(min(num_requests, 4))
+        for _ in range(min(batch_size, 4))
     ]
-    begins, page_ids = [], []
-    left = MAX_PAGES_WRITTEN
-    next_free: dict[int, int] = {}
-    tag = table.rule(num_rows, 0)
-    for i, row in enumerate(rows):
-        num_kind, begin_kind, around, anything = kinds[i % 4]
-        wanted = {
+    wanted = []
+    for i in range(batch_size):
+        num_kind, _, around, anything = kinds[i % 4]
+        num_pages = {
             "one": 1,
             "few": 1 + anything % 6,
             "none": 0,
             "row": max_pages + around,
             "tile": TILE_SIZES[anything % len(TILE_SIZES)] + around,
         }[num_kind]
-        num_pages = min(max(0, wanted), left)
+        wanted.append(max(0, num_pages))
+    begins, page_ids = [], []
+    next_free: dict[int, int] = {}
+    tag = table.rule(num_rows, 0)
+    for i, (row, num_pages) in enumerate(zip(rows, within_budget(wanted, MAX_PAGES_WRITTEN))):
+        _, begin_kind, around, anything = kinds[i % 4]
         begin = {
             "zero": 0,
             "inside": anything % (max_pages + 1),
@@ -160,7 +170,6 @@ def _make_pages(
         if begin + num_pages > largest_begin:
             # Nothing fits behind another request's range: this one gets no pages.
             begin, num_pages = min(begin, largest_begin), 0
-        left -= num_pages
         next_free[row] = begin + num_pages
         begins.append(begin)
         page_ids.append([tag + table.step * k for k in range(num_pages)])

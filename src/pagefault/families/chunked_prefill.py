@@ -41,9 +41,11 @@ from .any_bytes import (
 )
 from .slots import (
     COMMON_SLOT_EDGES,
+    MANY_REQUESTS,
     SLOT_EDGES,
     Range,
     all_layout_edges,
+    batch_edges,
     explain_slot,
     layout_edges,
     simpler_lengths,
@@ -70,8 +72,7 @@ def _prefix_edges(prefix_lens: Sequence[int], num_chunks: int, chunk_len: int) -
     }
     if not prefix_lens:
         edges.add("no requests")
-    if len(prefix_lens) > 64:
-        edges.add("more than 64 requests")
+    edges |= batch_edges(len(prefix_lens))
     for prefix_len in prefix_lens:
         if not prefix_len:
             edges.add("prefix 0")
@@ -383,6 +384,7 @@ _PREFIX_SLOT_EDGES = frozenset(
 _PREFIX_ALL_EDGES = (
     _PREFIX_SLOT_EDGES
     | PREFIX_EDGES
+    | set(MANY_REQUESTS)
     | {"capacity divides nothing", "start at page boundary +0"}
     | {"start at row end -1"}
     | {f"refused: {refusal}" for refusal in PREFIX_REFUSALS}
@@ -415,6 +417,7 @@ FAMILIES = [
         edges=_chunking_edges,
         size=_num_tokens_and_chunks,
         all_edges=PREFIX_EDGES
+        | set(MANY_REQUESTS)
         | {"chunks do not cover", "chunks past the longest prefix", "prefix past 2**31 - 1"}
         | {"offset", "offset prefix_lens", "int64 prefix_lens"}
         | {f"refused: {refusal}" for refusal in CHUNKING_REFUSALS},

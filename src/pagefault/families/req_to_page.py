@@ -19,6 +19,7 @@ from ..strategies.req_to_page import (
 )
 from .any_bytes import expect_update
 from .slots import (
+    MANY_REQUESTS,
     TILE_TOKENS,
     all_layout_edges,
     joined_requests,
@@ -35,7 +36,7 @@ PAGE_EDGES = frozenset(
         *("begin before the row end", "begin at the row end", "begin past the row end"),
         *("clamped: one", "clamped: several", "everything clamped away", "row filled"),
         *(f"no pages: {place} request" for place in ("first", "middle", "last")),
-        *("no requests", "no new pages", "more than one tile", "more than 64 requests"),
+        *("no requests", "no new pages", "more than one tile", *MANY_REQUESTS),
         *("row 0", "last row", "rows permuted", "rows gapped", "row repeated"),
         *("hole", "page id 0", "largest page id", "no pages in the table", "far begin"),
     ]

@@ -29,6 +29,9 @@ class Range(NamedTuple):
 # Beyond this a table keeps its rule and not its ids when rows are dropped.
 MOST_CELLS_KEPT = 64
 
+# The edges of a batch that has more requests than so many.
+MANY_REQUESTS = {f"more than {number} requests": number for number in (64, 1024)}
+
 PLACES = ("first", "middle", "last")
 _ZERO_LENGTH = [f"zero length: {place}" for place in PLACES]
 _OVERFLOW = [f"overflow in the {place} request" for place in PLACES]
@@ -51,7 +54,7 @@ SLOT_EDGES = frozenset(
         *(*_OVERFLOW, *_ZERO_LENGTH),
         *(*_START_AT_PAGE.values(), *_START_AT_ROW_END.values()),
         *(*_END_AT_PAGE.values(), *_END_AT_ROW_END.values(), *_LENGTH_AT_TILE.values()),
-        *("no requests", "no tokens", "more than one tile", "more than 64 requests"),
+        *("no requests", "no tokens", "more than one tile", *MANY_REQUESTS),
         *("row 0", "last row", "rows permuted", "rows gapped", "row repeated"),
         *("hole", "page id 0", "largest page id", "slot past 2**31 - 1", "position past 2**31 - 1"),
         *("page size 1", "page size no power of two", "no pages in the table"),
@@ -118,13 +121,17 @@ def slot_edges(ranges: Sequence[Range], table: PageTable, page_size: int) -> set
     return edges
 
 
+def batch_edges(num_requests: int) -> set[str]:
+    """Return the edges of how many requests a batch has, where these are many."""
+    return {edge for edge, number in MANY_REQUESTS.items() if num_requests > number}
+
+
 def pool_edges(rows: Sequence[int], num_rows: int) -> set[str]:
     """Return the edges of a batch's rows in the request pool."""
     edges = set()
     if not rows:
         return {"no requests"}
-    if len(rows) > 64:
-        edges.add("more than 64 requests")
+    edges |= batch_edges(len(rows))
     distinct = sorted(set(rows))
     if distinct[0] == 0:
         edges.add("row 0")
