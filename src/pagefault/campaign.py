@@ -177,7 +177,7 @@ class _Campaign:
             families,
             dict(self._state.progress[worker].rounds),
             cases_left,
-            self._folder.journals / f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}",
+            self._folder.journal_path(f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}"),
         )
         number = self._start(work, self._plan, assignment, seconds, self._go, self._stop)
         self._assignments[number] = assignment

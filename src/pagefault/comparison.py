@@ -61,6 +61,14 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return host.copy_(tensor.detach(), non_blocking=True)
 
 
+def _short_of(error: BaseException) -> str:
+    """Return whose memory did not suffice, "host" or "device", or "" for another error."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "device"
+    is_of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return "host" if isinstance(error, MemoryError) or is_of_torch else ""
+
+
 class Comparison:
     """Compares both replicas of one case with what the oracle says.
 
@@ -149,7 +157,9 @@ class Comparison:
                 wanted = f", but should raise {expected.__name__}" if expected else ""
                 headline = f"{self._family.name} raised {type(error).__name__}{wanted}"
                 lines = tuple(str(error).strip().splitlines()[:3])
-                self._findings.append(Finding("raised", type(error).__name__, headline, lines))
+                short_of = _short_of(error)
+                kind, role = ("memory", short_of) if short_of else ("raised", type(error).__name__)
+                self._findings.append(Finding(kind, role, headline, lines))
                 return True
         return expected is not None
 

@@ -19,6 +19,7 @@ from .case import Case
 from .family import Family
 from .journal import Journal, last_noted, seconds_since_noted
 from .lifetime import die_with_parent
+from .memory_limit import EXIT_STATUS, limit_memory
 from .verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _forked(work: Callable[[], object], is_over: Callable[[], bool]) -> tuple[by
         child = os.fork()
     if not child:
         die_with_parent(parent)
+        limit_memory()
         os.close(reader)
         _answer(work, writer)
     os.close(writer)
@@ -202,6 +204,9 @@ def death_verdict(family: Family, exitcode: int) -> Verdict:
         family: The case's family.
         exitcode: The exit status, or a signal's number below 0.
     """
+    if exitcode == EXIT_STATUS:
+        headline = f"{family.name}: the process took more memory than its share"
+        return Verdict(family.name, (Finding("memory", "host", headline),))
     how = signal.Signals(-exitcode).name if exitcode < 0 else f"exit status {exitcode}"
     return Verdict(family.name, (Finding("died", how, f"{family.name}: the process died: {how}"),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 import struct
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_SIZE_BYTES = 1 << 20
+SIZE_BYTES = 1 << 20
 # Size of the entry, and when it was written, on the clock that all processes share.
 _HEADER = struct.Struct("<qd")
 
@@ -43,6 +44,9 @@ class Journal:
         path: The file; made anew.
         worker: The index of the worker whose it is, or None outside a campaign.
 
+    Raises:
+        OSError: There is no room for it.
+
     Attributes:
         round_number: Of the family's round that is under way.
     """
@@ -51,8 +55,9 @@ class Journal:
         self.round_number = 0
         self._worker = worker
         with path.open("w+b") as file:
-            file.truncate(_SIZE_BYTES)
-            self._map = mmap.mmap(file.fileno(), _SIZE_BYTES)
+            # Where a full disk has no block for a page, to write to the page ends the process.
+            os.posix_fallocate(file.fileno(), 0, SIZE_BYTES)
+            self._map = mmap.mmap(file.fileno(), SIZE_BYTES)
 
     @contextmanager
     def noting(self, family: str, case: object) -> Iterator[None]:
@@ -67,7 +72,7 @@ class Journal:
         """Write down the case that is launched next."""
         noted = (family, case, self._worker, self.round_number)
         entry = pickle.dumps(noted, protocol=pickle.HIGHEST_PROTOCOL)
-        if len(entry) > _SIZE_BYTES - _HEADER.size:
+        if len(entry) > SIZE_BYTES - _HEADER.size:
             entry = b""
         self._map[_HEADER.size : _HEADER.size + len(entry)] = entry
         _HEADER.pack_into(self._map, 0, len(entry), time.monotonic())

@@ -24,6 +24,7 @@ from .findings import NUM_RUNS, target_name
 from .isolation import SHRINK_CASE_SECONDS, death_verdict, hang_verdict
 from .journal import Noted
 from .lifetime import die_with_parent
+from .memory_limit import limit_memory
 from .plan import Plan
 from .record import OPEN, Record
 from .result import NOT_SHRUNK_YET
@@ -251,6 +252,7 @@ def _in_one_child(
     child = os.fork()
     if not child:
         die_with_parent(parent)
+        limit_memory()
         _answer(check, items, sender)
     sender.close()
     try:

@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from typing import Any, Self, TextIO
 from . import durable
 from .corpus import Corpus
 from .findings import target_name
+from .journal import SIZE_BYTES
 from .plan import Plan
 from .record import Rate, Record
 from .result import FamilyTally, Found, Result
@@ -231,6 +233,7 @@ class CampaignFolder:
         set_aside: What could not be read so far, a line each.
         failure: Why the state could not be written the last time, or "".
         corpus_failure: The same of the corpus.
+        journal_failure: Why journals lie elsewhere, or "".
 
     Raises:
         StateError: It can't be made, or another campaign uses it.
@@ -238,7 +241,8 @@ class CampaignFolder:
 
     def __init__(self, path: Path | None = None) -> None:
         self.set_aside: list[str] = []
-        self.failure = self.corpus_failure = ""
+        self.failure = self.corpus_failure = self.journal_failure = ""
+        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
         self._temporary = None
         if path is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="pagefault-")
@@ -268,10 +272,25 @@ class CampaignFolder:
     @property
     def troubles(self) -> list[str]:
         """What could not be read or written, a line each."""
-        return [*self.set_aside, *filter(None, [self.failure, self.corpus_failure])]
+        failures = [self.failure, self.corpus_failure, self.journal_failure]
+        return [*self.set_aside, *filter(None, failures)]
+
+    def journal_path(self, name: str) -> Path:
+        """Return where a new journal is to lie: elsewhere while this disk is full."""
+        if shutil.disk_usage(self.journals).free >= 2 * SIZE_BYTES:
+            return self.journals / name
+        self.journal_failure = (
+            f"journals have no room in {str(self.journals)!r}: if the campaign is killed, what was "
+            "under way is not found again"
+        )
+        if self._elsewhere is None:
+            self._elsewhere = tempfile.TemporaryDirectory(prefix="pagefault-")
+        return Path(self._elsewhere.name) / name
 
     def close(self) -> None:
         """Let others use the folder."""
+        if self._elsewhere is not None:
+            self._elsewhere.cleanup()
         if self._lock is not None:
             self._lock.close()
         if self._temporary is not None:

@@ -28,6 +28,7 @@ KINDS = {
     "device error": "the device reported an error; the process can't go on",
     "died": "the process died",
     "hang": "a call that had not returned when its time was over",
+    "memory": "a call for which the memory did not suffice",
     "address": "an access outside every tensor of the launch",
     "raised": "an exception that the contract does not name",
     "not refused": "bad input that was taken",

@@ -29,6 +29,7 @@ from .findings import reproduce_rate
 from .isolation import SHRINK_CASE_SECONDS, checking_in_children
 from .journal import Journal
 from .lifetime import die_with_parent
+from .memory_limit import limit_memory
 from .minimal import Budget, Minimal, minimise, size_of
 from .plan import Plan
 from .recheck import Again, check_again
@@ -165,6 +166,7 @@ def recheck(channel: Connection, parent: int, plan: Plan, items: list[Again], st
 def _begin(parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
+    limit_memory()
 
 
 def _fail(channel: Connection, who: str) -> None:

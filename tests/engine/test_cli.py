@@ -378,6 +378,25 @@ def is_running(pid):
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(),
     reason="this kernel does not list a process's children",
 )
+def test_a_case_that_takes_all_memory_is_a_finding_and_the_run_goes_on(
+    pagefault, write_target, tmp_path
+):
+    eats = write_target("while page_size == 64: EATEN.append(bytearray(1 << 24))")
+    eats.write_text(f"EATEN = []\n{eats.read_text()}")
+    process = pagefault(
+        *("fuzz", "--target", eats, *QUICK[2:], "--time", "3s", "--json", "report.json"),
+        cwd=tmp_path,
+        PAGEFAULT_MEMORY_LIMIT="200",
+    )
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "the process took more memory than its share" in process.stdout
+    (finding,) = json.loads((tmp_path / "report.json").read_text())["findings"]
+    assert finding["signature"] == f"{FAMILY}: memory: host"
+    case = json.loads((tmp_path / finding["case"]).read_text())
+    assert (case["page_size"], case["req_pool_indices"]) == (64, [])
+    assert finding["minimal"].startswith("minimal: ")
+
+
 def test_ctrl_c_ends_a_run_with_a_summary_and_no_process_left(environment, write_target, tmp_path):
     started = tmp_path / "started"
     slow = write_target(f"open({str(started)!r}, 'w').close()")

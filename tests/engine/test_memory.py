@@ -374,7 +374,7 @@ def test_an_answer_that_is_wrong_in_one_replica_only_is_stale(check_slots):
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("out of\nresources"), SystemExit(3), MemoryError()], ids=repr
+    "error", [RuntimeError("out of\nresources"), SystemExit(3), KeyError(5)], ids=repr
 )
 def test_an_exception_is_reported_with_its_words(check_slots, error):
     def spoil(*arguments):
@@ -385,6 +385,24 @@ def test_an_exception_is_reported_with_its_words(check_slots, error):
     name = type(error).__name__
     assert verdict.findings[0].headline == f"compute_out_cache_loc raised {name}"
     assert verdict.signature.role == name
+
+
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        (MemoryError(), "host"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: no"), "host"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB."), "device"),
+    ],
+    ids=repr,
+)
+def test_memory_that_does_not_suffice_is_a_kind_of_its_own(check_slots, error, whose):
+    def spoil(*arguments):
+        raise error
+
+    verdict = check_slots(spoil)
+    assert kinds_of(verdict) == ["memory"]
+    assert verdict.signature.role == whose
 
 
 def test_what_a_function_wrote_before_it_raised_is_looked_at(check_slots):

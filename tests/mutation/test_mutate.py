@@ -120,7 +120,7 @@ def test_what_eats_memory_is_refused_it(target):
     assert process.returncode == 0, process.stderr
     rows = {row["after"]: row for row in made["rows"]}
     eater = rows["return len(bytes(1 << 34))"]
-    assert (eater["status"], eater["first_checks"]) == ("killed", ["exceptions"])
+    assert (eater["status"], eater["first_checks"]) == ("killed", ["process"])
     assert "MemoryError" in eater["headline"]
 
 

@@ -21,6 +21,7 @@ _OF_KIND = {
     "not refused": "exceptions",
     "died": "process",
     "hang": "process",
+    "memory": "process",
 }
 _OF_BYTES, _OF_WRITES = "memory", "footprints"
 GARBAGE = "garbage"
@@ -37,7 +38,7 @@ CHECKS = {
     "exceptions": "what must raise does, and nothing else",
     "warnings": "as many as the contract says, each naming what it must",
     "garbage": "a call with garbage in its device tensors ends and stays inside them",
-    "process": "the process neither dies nor hangs",
+    "process": "the process neither dies nor hangs, nor takes all memory",
 }
 
 
