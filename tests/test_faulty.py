@@ -6,6 +6,7 @@ in the table, then small pages, few edits, small numbers, and a plain layout.
 """
 
 import difflib
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,7 @@ FAULTY = Path(__file__).parent / "faulty"
 QUICK = Domain(without=frozenset(["more than 64 requests"]))
 
 MOST_CASES = 1000
+NUM_SEEDS = 10
 
 # A table without columns: every position overflows.
 NO_COLUMNS = {"num_rows": 1, "max_pages": 0}
@@ -602,6 +604,22 @@ def test_a_planted_fault_is_found_and_shrinks_to_the_smallest_case(planted, reco
     smallest = [(planted.headline, planted.fields), *([planted.or_else] if planted.or_else else [])]
     found = (minimal.verdict.findings[0].headline, minimal.case)
     assert found in [(line, family.case_type.from_fields(fields)) for line, fields in smallest]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_other_seeds_end_in_the_same_minimal_case(planted):
+    family = family_named(planted.function)
+    checker = checker_of(planted.function, planted.fault)
+    minimal_cases = Counter()
+    for number in range(NUM_SEEDS):
+        seed = derived_seed("planted", planted, number)
+        found, _, _ = first_finding(checker, family, seed, (planted.kind, planted.role))
+        if found:
+            minimal = minimise(family, *found[0], lambda case: checker.check(family, case))
+            minimal_cases[minimal.case] += 1
+    ((_, most),) = minimal_cases.most_common(1)
+    assert most >= 0.9 * NUM_SEEDS, minimal_cases
 
 
 def test_every_file_is_a_planted_fault_of_this_list():
