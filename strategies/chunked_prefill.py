@@ -21,6 +21,7 @@ from .batches import (
 from .edges import (
     AROUND,
     INT32_MAX,
+    TILE_SIZES,
     Choices,
     made_from_choices,
     num_requests,
@@ -32,6 +33,8 @@ from .pools import edited_table, holes_of, largest_page_id_for, pool_indices, ta
 
 MAX_CHUNK_CELLS = 1000
 MAX_PREFIX_TOKENS = 800
+# Of one that ends at the boundary of a tile.
+MOST_PREFIX_TOKENS = max(TILE_SIZES) + 1
 MOST_CHUNKS = 5
 
 C = TypeVar("C", bound="PrefixCase")
@@ -310,19 +313,20 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     placements = layout(choices, plain, changed, (), "req_to_page", domain)
 
     row_end = max_pages * size
-    kinds = [(choices.below(6), choices.pick(AROUND), choices.below(2**12)) for _ in range(4)]
+    kinds = [(choices.below(7), choices.pick(AROUND), choices.below(2**12)) for _ in range(4)]
     wanted = []
     for i in range(batch_size):
         kind, around, anything = kinds[i % 4]
         prefix_len = (
             anything % 12,
-            anything % (max_pages + 1) * size + around,
-            row_end - anything % 2,
+            min(anything % (max_pages + 1) * size + around, MAX_PREFIX_TOKENS),
+            min(row_end - anything % 2, MAX_PREFIX_TOKENS),
             0,
             1,
-            anything % (row_end + 1),
+            min(anything % (row_end + 1), MAX_PREFIX_TOKENS),
+            TILE_SIZES[anything % len(TILE_SIZES)] + around,
         )[kind]
-        wanted.append(min(max(0, prefix_len), row_end, MAX_PREFIX_TOKENS))
+        wanted.append(min(max(0, prefix_len), row_end, MOST_PREFIX_TOKENS))
     prefixes = within_budget(wanted, MAX_PREFIX_TOKENS)
     longest = max(prefixes, default=0)
     # Capacities that divide nothing: a chunk length at which the longest prefix ends in, at or

@@ -41,11 +41,14 @@ NUM_REQUESTS = (
 MANY_REQUESTS = (*(257,) * 24, *(513,) * 4, *(1025,) * 3, 2049)
 PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
 HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
-MAX_PAGES = (1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 9, 16, 17, 31, 32, 33, 64, 65, 0, 128, 129, 257, 1025)
+MAX_PAGES = (
+    *(1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 8, 9, 16, 17, 31, 32, 33, 64, 65, 0, 128, 129, 257, 1025) * 2,
+    *(2049, 4097),
+)
 
 # So large a batch or table takes its share of the run's time, and no more.
 MAX_TOKENS = 800
-MAX_CELLS = 6000
+MAX_CELLS = 13_000
 
 
 class Choices:
