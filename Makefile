@@ -40,6 +40,7 @@ test: test-setup
 	$(RUN) -m pytest $(TEST_ARGS)
 
 test-slow: test-setup
+	@$(RUN) scripts/install.py ray
 	$(RUN) -m pytest $(TEST_ARGS) -m slow
 
 test-kills: test-setup

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import pickle
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from contextlib import ExitStack
 from typing import Any
 
 from .case import Case
 from .family import family_named
 from .isolation import death_verdict, hang_verdict
-from .journal import JournalError, Noted, read_noted, seconds_since_noted
+from .journal import JournalError, Noted, read_noted
 from .plan import Plan
+from .processes import GONE, STOP_SECONDS, End, LocalProcesses, Processes
 from .recheck import JOURNALS, OUT_OF_TIME, Again, of_journals
 from .result import FAILS, NOT_SHRUNK_YET, PASSES, FamilyTally, Found, Result
 from .state import CampaignFolder, State
@@ -32,8 +29,8 @@ MOST_DEATHS_PER_FAMILY = 3
 # So many workers may fail outside any case before none is replaced any more.
 MOST_FAILURES = 8
 
-# Time that workers get to stop.
-STOP_SECONDS = 60.0
+# How long to listen before looking at what else there is to do.
+LISTEN_SECONDS = 0.2
 
 Watch = Callable[[Result], None]
 
@@ -45,6 +42,7 @@ def run(
     folder: CampaignFolder | None = None,
     state: State | None = None,
     recheck: Sequence[Again] = (),
+    processes: Processes | None = None,
 ) -> Result:
     """Run a campaign and return what it found; SIGINT and SIGTERM end it early.
 
@@ -56,12 +54,18 @@ def run(
             to launch whose journals still lie there is checked first.
         state: Where the campaign is, or None for its start.
         recheck: Cases to be checked before any is drawn.
+        processes: Where its processes run, or None for this machine.
     """
     state = State.at_start("", plan) if state is None else state
-    if folder is not None:
-        return _Campaign(plan, watch, folder, state, recheck).run()
-    with closing(CampaignFolder()) as temporary:
-        return _Campaign(plan, watch, temporary, state, recheck).run()
+    with ExitStack() as stack:
+        if folder is None:
+            folder = CampaignFolder()
+            stack.callback(folder.close)
+        if processes is None:
+            # Torch is loaded already, but a fork can't use CUDA if its parent has looked for it.
+            method = "fork" if plan.device == "cpu" else "spawn"
+            processes = LocalProcesses(folder.journal_path, plan.case_seconds, method)
+        return _Campaign(plan, watch, folder, state, recheck, processes).run()
 
 
 class _Campaign:
@@ -72,6 +76,7 @@ class _Campaign:
         folder: CampaignFolder,
         state: State,
         recheck: Sequence[Again],
+        processes: Processes,
     ) -> None:
         self._plan = plan
         self._watch = watch
@@ -80,19 +85,12 @@ class _Campaign:
         self._result = state.result
         self._corpus = folder.load_corpus()
         self._recheck = [*self._left_in_journals(), *recheck]
-        # Torch is loaded already, but a fork can't use CUDA if its parent has looked for it.
-        self._context: Any = multiprocessing.get_context(
-            "fork" if plan.device == "cpu" else "spawn"
-        )
-        # A pipe for each process: one that dies while it writes takes no lock of others along.
-        self._channels: dict[Connection, int] = {}
-        self._go = self._context.Event()
-        self._stop = self._context.Event()
-        self._processes: dict[int, BaseProcess] = {}
+        self._processes = processes
+        self._num_started = 0
         self._assignments: dict[int, Assignment] = {}
         self._ready: set[int] = set()
         self._ended: set[int] = set()
-        self._hung: set[int] = set()
+        self._is_stopping = False
         # Who is going to make a finding smaller.
         self._owners: dict[Signature, int] = {}
         self._to_shrink: deque[Signature] = deque()
@@ -109,17 +107,13 @@ class _Campaign:
             self._run_all()
         except KeyboardInterrupt:
             self._result.interrupted = True
-            self._stop.set()
-            self._go.set()
+            self._is_stopping = True
+            self._processes.stop()
             limit = time.monotonic() + STOP_SECONDS
             self._collect_until(lambda: self._all_ended() or time.monotonic() > limit)
         finally:
             signal.signal(signal.SIGTERM, previous)
-            for process in self._processes.values():
-                process.join(timeout=1)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
+            self._processes.close()
             self._note_time()
             self._folder.save(self._state, at_once=True)
             self._folder.save_corpus(self._corpus, at_once=True)
@@ -129,16 +123,17 @@ class _Campaign:
     def _run_all(self) -> None:
         """Check again what is to be checked again, then let the workers go until all have ended."""
         if self._recheck:
-            self._start(recheck, self._plan, self._recheck, self._stop)
-        if self._plan.seconds > self._seconds_before:
+            self._start(recheck, self._plan, self._recheck)
+        seconds = self._plan.seconds - self._seconds_before
+        if seconds > 0:
             for worker in range(self._plan.num_workers):
-                self._spawn(worker, self._plan.seconds - self._seconds_before)
-        self._collect_until(lambda: len(self._ready | self._ended) == len(self._processes))
+                self._spawn(worker)
+        self._collect_until(self._are_ready)
         # What nobody is left to make smaller.
         self._to_shrink.extend(self._result.findings.keys() - self._owners.keys())
         self._started = time.monotonic()
-        self._deadline = self._started + self._plan.seconds - self._seconds_before
-        self._go.set()
+        self._deadline = self._started + seconds
+        self._processes.go(seconds)
         self._collect_until(lambda: self._all_ended() and not self._to_shrink)
 
     def _left_in_journals(self) -> list[Again]:
@@ -160,77 +155,61 @@ class _Campaign:
                 noted[path.name] = was if is_ours else was._replace(worker=None)
         return of_journals(noted).items
 
+    def _are_ready(self) -> bool:
+        """Return whether all are ready, without workers that have found no place to run."""
+        waited_for = set(range(self._num_started)) - self._ready - self._ended
+        return all(
+            number in self._assignments and self._processes.is_late(number) for number in waited_for
+        )
+
     def _all_ended(self) -> bool:
-        return len(self._ended) == len(self._processes)
+        return len(self._ended) == self._num_started
 
     # Processes
 
-    def _spawn(self, worker: int, seconds: float) -> None:
+    def _spawn(self, worker: int) -> None:
         """Start a worker where another has left off, without families that end every worker."""
         deaths = self._state.deaths
         families = [f for f in self._plan.families if deaths[f] < MOST_DEATHS_PER_FAMILY]
         cases_left = self._state.cases_left(worker)
-        if not families or cases_left < 1 or self._stop.is_set():
+        if not families or cases_left < 1 or self._is_stopping:
             return
         assignment = Assignment(
             worker,
             families,
             dict(self._state.progress[worker].rounds),
             cases_left,
-            self._folder.journal_path(f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}"),
+            f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}",
         )
-        number = self._start(work, self._plan, assignment, seconds, self._go, self._stop)
-        self._assignments[number] = assignment
+        self._assignments[self._num_started] = assignment
+        self._start(work, self._plan, assignment, journal=assignment.journal)
 
     def _spawn_shrinkers(self) -> None:
         """Start processes that make cases smaller, as many as there are workers."""
-        while self._to_shrink and self._go.is_set():
+        while self._to_shrink and (self._is_stopping or time.monotonic() >= self._started):
             is_over = time.monotonic() > self._deadline + SHRINK_BUDGET.seconds
-            if is_over or self._stop.is_set():
+            if is_over or self._is_stopping:
                 self._to_shrink.clear()
                 return
             if len(self._shrinkers - self._ended) >= self._plan.num_workers:
                 return
             found = self._result.findings[self._to_shrink.popleft()]
             if found.how_small == NOT_SHRUNK_YET:
-                number = self._start(shrink, self._plan, found, self._stop)
+                number = self._start(shrink, self._plan, found)
                 self._shrinkers.add(number)
                 self._owners[found.signature] = number
 
-    def _start(self, main: Callable[..., None], *arguments: Any) -> int:
+    def _start(self, main: Callable[..., None], *arguments: Any, journal: str = "") -> int:
         """Start a process, and return its number."""
-        number = len(self._processes)
-        receiver, sender = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=main, args=(sender, os.getpid(), *arguments), name=f"pagefault process {number}"
-        )
-        # A terminal's Ctrl-C goes to all processes: a worker, which inherits this mask, goes on
-        # until it is told to stop, and none is started that nobody knows of.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-            sender.close()
-            self._processes[number] = process
-            self._channels[receiver] = number
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        number = self._num_started
+        self._num_started += 1
+        self._processes.start(number, main, *arguments, journal=journal)
         return number
 
     def _collect_until(self, done: Callable[[], bool]) -> None:
         while not done():
-            for channel in wait(list(self._channels), timeout=0.2):
-                assert isinstance(channel, Connection)
-                number = self._channels[channel]
-                try:
-                    kind, content = channel.recv()
-                except (EOFError, OSError, pickle.UnpicklingError):
-                    # Nothing more comes from this process, and all that it said was taken.
-                    del self._channels[channel]
-                    channel.close()
-                    self._look_at_the_end_of(number)
-                else:
-                    self._take(number, kind, content)
-            self._kill_the_hung()
+            for number, kind, content in self._processes.listen(LISTEN_SECONDS):
+                self._take(number, kind, content)
             self._spawn_shrinkers()
             self._note_time()
             # Findings are written before the state that counts them.
@@ -267,6 +246,9 @@ class _Campaign:
         elif kind == "device lost":
             self._ended.add(number)
             self._take_death(number, *content)
+        elif kind == GONE and number not in self._ended:
+            self._ended.add(number)
+            self._take_end(number, content)
 
     def _take_round(self, done: Round) -> None:
         self._result.tallies[done.family].add(done.tally)
@@ -302,6 +284,7 @@ class _Campaign:
         if item.is_from_journal and outcome != OUT_OF_TIME:
             self._state.settled.add(item.name.removeprefix(JOURNALS))
         self._result.rechecked[item.name] = outcome
+        self._recheck = [other for other in self._recheck if other.name != item.name]
         self._has_news = True
 
     def _take_failure(self, item: Again, verdict: Verdict) -> None:
@@ -325,34 +308,40 @@ class _Campaign:
 
     # How they end
 
-    def _kill_the_hung(self) -> None:
-        for number, assignment in self._assignments.items():
-            if number in self._ended | self._hung:
-                continue
-            if seconds_since_noted(assignment.journal) > self._plan.case_seconds:
-                self._hung.add(number)
-                self._processes[number].kill()
-
-    def _look_at_the_end_of(self, number: int) -> None:
-        process = self._processes[number]
-        process.join(timeout=STOP_SECONDS)
-        if number in self._ended:
-            return
-        self._ended.add(number)
+    def _take_end(self, number: int, end: End) -> None:
+        """Note how a process has ended that had more to do, and replace it if it was a worker."""
         if number in self._assignments:
-            self._take_end_of_worker(number, process.exitcode or 0)
+            self._take_end_of_worker(number, end)
+        elif end.is_lost and number in self._shrinkers:
+            owned = [signature for signature, owner in self._owners.items() if owner == number]
+            self._to_shrink.extend(owned)
+        elif end.is_lost:
+            self._recheck_others()
         else:
-            self._result.failures.append(f"{process.name} died (exit code {process.exitcode})")
+            self._result.failures.append(
+                f"pagefault process {number} died (exit code {end.exitcode})"
+            )
 
-    def _take_end_of_worker(self, number: int, exitcode: int) -> None:
+    def _recheck_others(self) -> None:
+        """Check again what is left, without the case whose machine was lost."""
+        if self._recheck:
+            under_way, *self._recheck = self._recheck
+            self._result.rechecked[under_way.name] = "not checked again: its machine was lost"
+        if self._recheck and not self._is_stopping:
+            self._start(recheck, self._plan, self._recheck)
+
+    def _take_end_of_worker(self, number: int, end: End) -> None:
+        if end.is_lost:
+            # Its round is run again from the start, by the next one.
+            self._result.num_lost += 1
+            self._settle(number)
+            self._replace(number)
+            return
         assignment = self._assignments[number]
-        where = "outside any case"
-        try:
-            noted = read_noted(assignment.journal)
-        except JournalError as error:
-            noted, where = None, str(error)
+        noted, exitcode = end.noted, end.exitcode or 0
         if noted is None:
             self._num_failures += 1
+            where = end.trouble or "outside any case"
             self._result.failures.append(
                 f"worker {assignment.worker} died: {where} (exit code {exitcode})"
             )
@@ -363,7 +352,7 @@ class _Campaign:
         family = family_named(noted.family)
         verdict = (
             hang_verdict(family, self._plan.case_seconds)
-            if number in self._hung
+            if end.is_hung
             else death_verdict(family, exitcode)
         )
         # The round counts as done: it would end the next worker as well.
@@ -378,7 +367,7 @@ class _Campaign:
     def _settle(self, number: int) -> None:
         """Note that what a process had under way is taken, and find others for what it owned."""
         if number in self._assignments:
-            self._state.settled.add(self._assignments[number].journal.name)
+            self._state.settled.add(self._assignments[number].journal)
         if number not in self._shrinkers:
             owned = [signature for signature, owner in self._owners.items() if owner == number]
             self._to_shrink.extend(owned)
@@ -388,7 +377,7 @@ class _Campaign:
         """Start a worker for the time that is left."""
         left = self._deadline - time.monotonic()
         if left > 1:
-            self._spawn(self._assignments[number].worker, min(left, self._plan.seconds))
+            self._spawn(self._assignments[number].worker)
 
 
 def _raise_interrupt(signum: int, frame: object) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group
@@ -26,6 +26,8 @@ from . import __version__, github
 from .campaign import Plan, Result, run
 from .case import Case, CaseError
 from .conformance import replay_line, write_case
+from .corpus import CORPUS, corpora_of
+from .corpus import merge as merge_corpora
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
 from .family import FamilyError, case_from_json, families, family_named
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
@@ -43,6 +45,9 @@ from .specialisations import json_of, lines_of
 from .state import State, open_campaign
 from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
 from .verdict import Signature, Verdict
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
 
 FOUND_NOTHING, FOUND_SOMETHING, BAD_USAGE, VOID_RUN, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -120,6 +125,13 @@ def fuzz(
     workers: Annotated[
         str, typer.Option(help="Processes, or auto: cores, or some for each GPU.")
     ] = "auto",
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the workers on the Ray cluster of this address, or auto for the one here.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     case_time: Annotated[
         str, typer.Option(help="A case that takes longer is a hang.", metavar="DURATION")
@@ -175,7 +187,8 @@ def fuzz(
     if memory not in MEMORIES:
         raise Usage(f"--memory {memory!r}, but should be one of {', '.join(MEMORIES)}")
     resolved = resolve_device(device)
-    num_workers = _num_workers(workers, resolved)
+    cluster = None if ray is None else _connected(ray, resolved)
+    num_workers = _num_workers(workers, resolved, cluster)
     seed = secrets.randbits(32) if seed is None else seed
     if json_ is not None:
         _check_writable(json_)
@@ -209,7 +222,7 @@ def fuzz(
     opened = open_campaign(plan, context.run, state, resume)
     plan = opened.state.plan = dataclasses.replace(opened.state.plan, out=str(out))
     context = dataclasses.replace(context, run=opened.state.run)
-    _print_header(console, plan)
+    _print_header(console, plan, "" if ray is None else f" on the Ray cluster {ray}")
     for line in opened.lines:
         console.print(Text(line), soft_wrap=True)
     opened.state.add_filed(earlier.values())
@@ -219,7 +232,14 @@ def fuzz(
     filing = Filing(folder, context, loaded)
     pace = Pace(samples=[(0.0, opened.state.result.cases)])
     with closing(opened.folder):
-        start = partial(run, plan, folder=opened.folder, state=opened.state, recheck=again)
+        start = partial(
+            run,
+            plan,
+            folder=opened.folder,
+            state=opened.state,
+            recheck=again,
+            processes=None if cluster is None else cluster.processes(plan),
+        )
         result = _run_watched(plan, console, filing, pace, start)
         filing.take(result, is_over=True)
         pace.take(result.cases, is_over=True)
@@ -313,19 +333,34 @@ def repro(
 
 @app.command()
 def merge(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of findings.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of findings, or whole .pagefault folders.")
+    ],
     into: Annotated[Path, typer.Option(help="Where they are joined; what is there stays.")],
 ) -> None:
-    """Join findings of several runs or machines by signature.
+    """Join findings of several runs or machines by signature, and their corpora.
 
-    The same folders in any order, any number of times, give the same result.
+    The same folders in any order, any number of times, give the same result. Of whole .pagefault
+    folders the findings go into `findings`, and the corpora into `corpus.jsonl`.
     """
-    findings, damaged = merge_findings(folders, into)
+    are_whole = [(folder / "findings").is_dir() for folder in folders]
+    if any(are_whole) and not all(are_whole):
+        raise Usage("some of these folders have findings inside, and some are folders of findings")
+    findings_into = into / "findings" if all(are_whole) else into
+    if all(are_whole):
+        findings, damaged = merge_findings([f / "findings" for f in folders], findings_into)
+    else:
+        findings, damaged = merge_findings(folders, findings_into)
     for name, finding in findings.items():
-        print(f"{into / name}: {finding.signature}; seen {finding.count} times")
+        print(f"{findings_into / name}: {finding.signature}; seen {finding.count} times")
+    if all(are_whole):
+        path = into / CORPUS
+        corpus, more = merge_corpora([f for folder in folders for f in corpora_of(folder)], path)
+        damaged += more
+        print(f"about {sum(corpus.num_sets().values())} sets of edges in {path}")
     for line in damaged:
         print(line)
-    print(f"{len(findings)} findings in {into}")
+    print(f"{len(findings)} findings in {findings_into}")
 
 
 @app.command(name="report")
@@ -461,9 +496,21 @@ def _duration(option: str, text: str) -> float:
     return float(match[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _num_workers(text: str, device: str) -> int:
+def _connected(address: str, device: str) -> Cluster:
+    """Return the Ray cluster of an address."""
+    try:
+        from .cluster import Cluster, ClusterError
+    except ImportError as error:
+        raise Usage("--ray needs Ray: pip install 'pagefault[ray]'") from error
+    try:
+        return Cluster(address, device)
+    except ClusterError as error:
+        raise Usage(f"--ray {address!r}: {error}") from error
+
+
+def _num_workers(text: str, device: str, cluster: Cluster | None = None) -> int:
     if text == "auto":
-        return count_workers(device)
+        return count_workers(device) if cluster is None else cluster.num_workers
     if not text.isdecimal() or int(text) < 1:
         raise Usage(f"--workers {text!r}, but should be auto or a number from 1")
     return int(text)
@@ -503,13 +550,13 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _print_header(console: Console, plan: Plan) -> None:
+def _print_header(console: Console, plan: Plan, where: str) -> None:
     parts = [f"{name} {version}" for name, version in versions().items()]
     console.print(Text(" · ".join(parts), style="dim"), soft_wrap=True)
     limit = f", at most {plan.max_cases} cases" if plan.max_cases else ""
     console.print(
         f"target {plan.target} on {device_name(plan.device)}; {len(plan.families)} families; "
-        f"{plan.num_workers} workers; {plan.seconds:g} s{limit}; seed {plan.seed}; "
+        f"{plan.num_workers} workers{where}; {plan.seconds:g} s{limit}; seed {plan.seed}; "
         f"machine {plan.machine}",
         soft_wrap=True,
         highlight=False,
@@ -703,6 +750,8 @@ def _print_closing(
         console.print(_check_table(plan, result, target))
     if result.unchecked:
         console.print(Text(result.unchecked), soft_wrap=True)
+    if result.num_lost:
+        console.print(f"workers lost with their machine: {result.num_lost}", highlight=False)
     for failure in result.failures:
         console.print(Text(failure), soft_wrap=True)
     if result.interrupted:

@@ -21,6 +21,9 @@ from .case import Case
 from .family import Family
 from .minimal import size_of
 
+# Its file, in the folder of a campaign's state and where corpora are joined.
+CORPUS = "corpus.jsonl"
+
 # Sets of each family, and bytes of a case's JSON.
 MOST_SETS = 128
 MOST_CASE_BYTES = 20_000
@@ -228,3 +231,32 @@ def _set_aside(path: Path, damaged: list[bytes]) -> list[str]:
             file.write(b"".join(line + b"\n" for line in damaged))
         return [f"{what}; set aside in {aside.name}"]
     return [f"{what}; they can't be set aside"]
+
+
+def corpora_of(folder: Path) -> list[Path]:
+    """Return the files of the corpora in a whole .pagefault folder, or where some were joined."""
+    return [
+        path for path in (folder / CORPUS, *folder.glob(f"campaigns/*/{CORPUS}")) if path.exists()
+    ]
+
+
+def merge(files: Iterable[Path], into: Path) -> tuple[Corpus, list[str]]:
+    """Join corpora into one, which keeps what it has; in any order the same.
+
+    Args:
+        files: The corpora.
+        into: The file of the joined one.
+
+    Returns:
+        The corpus, and what could not be read or written, a line each.
+    """
+    corpus, damaged = Corpus.read(into)
+    for path in files:
+        other, more = Corpus.read(path)
+        corpus.add(other.entries())
+        damaged += more
+    try:
+        corpus.write(into)
+    except OSError as error:
+        damaged.append(f"corpus {str(into)!r} can't be written: {error.strerror}")
+    return corpus, damaged

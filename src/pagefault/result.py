@@ -102,6 +102,7 @@ class Result:
             FAILS, or why one was not checked.
         edge_sets: About how many sets of edges all campaigns have reached that share a corpus, by
             family; known at the end.
+        num_lost: How many workers were lost with their machine, and replaced.
     """
 
     tallies: dict[str, FamilyTally] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class Result:
     unchecked: str = ""
     rechecked: dict[str, str] = field(default_factory=dict)
     edge_sets: Mapping[str, int] = field(default_factory=dict)
+    num_lost: int = 0
 
     @property
     def cases(self) -> int:

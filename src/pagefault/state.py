@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from . import durable
-from .corpus import Corpus
+from .corpus import CORPUS, Corpus
 from .findings import target_name
 from .journal import SIZE_BYTES
 from .plan import Plan
@@ -46,7 +46,7 @@ RETRY_SECONDS = 10.0
 # How often the corpus is.
 CORPUS_SECONDS = 30.0
 
-_STATE, _CORPUS = "state.json", "corpus.jsonl"
+_STATE = "state.json"
 
 
 class StateError(Exception):
@@ -299,7 +299,7 @@ class CampaignFolder:
     @property
     def corpus(self) -> Path:
         """The file of the corpus."""
-        return self.path / _CORPUS
+        return self.path / CORPUS
 
     def load_corpus(self) -> Corpus:
         """Return the corpus of all campaigns here; what is damaged of it is set aside."""

@@ -32,6 +32,7 @@ from .lifetime import die_with_parent
 from .memory_limit import limit_memory
 from .minimal import Budget, Minimal, minimise, size_of
 from .plan import Plan
+from .processes import Place
 from .recheck import Again, check_again
 from .result import FamilyTally, Found
 from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
@@ -67,14 +68,14 @@ class Assignment:
         families: Their names.
         rounds: How many rounds of each family are done.
         cases_left: How many cases it may still run.
-        journal: Where it notes what it launches.
+        journal: The name of the journal where it notes what it launches.
     """
 
     worker: int
     families: list[str]
     rounds: Mapping[str, int]
     cases_left: float
-    journal: Path
+    journal: str
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,7 @@ class Round:
 
 
 def work(
-    channel: Connection,
-    parent: int,
-    plan: Plan,
-    assignment: Assignment,
-    seconds: float,
-    go: Any,
-    stop: Any,
+    channel: Connection, parent: int, place: Place, plan: Plan, assignment: Assignment
 ) -> None:
     """Run one worker process."""
     _begin(parent)
@@ -119,11 +114,11 @@ def work(
         from .device import prepare
 
         prepare(plan.device, assignment.worker)
-        worker = Worker(plan, assignment, say, stop)
+        worker = Worker(plan, assignment, say, place)
         say("ready")
-        go.wait()
+        place.go.wait()
         try:
-            worker.run(seconds)
+            worker.run(place.over.value)
             say("ended")
         except _DeviceLost as lost:
             say("device lost", lost.args)
@@ -132,14 +127,14 @@ def work(
     _end(channel)
 
 
-def shrink(channel: Connection, parent: int, plan: Plan, found: Found, stop: Any) -> None:
+def shrink(channel: Connection, parent: int, place: Place, plan: Plan, found: Found) -> None:
     """Run a process that makes a finding's case smaller whose check may end or block processes.
 
     It never touches the device itself: each check is a child's.
     """
     _begin(parent)
     try:
-        _shrink(plan, found, stop, lambda smaller: channel.send(("found", smaller)))
+        _shrink(plan, found, place.stop, lambda smaller: channel.send(("found", smaller)))
         channel.send(("ended", None))
     except _Stopped:
         channel.send(("ended", None))
@@ -148,14 +143,14 @@ def shrink(channel: Connection, parent: int, plan: Plan, found: Found, stop: Any
     _end(channel)
 
 
-def recheck(channel: Connection, parent: int, plan: Plan, items: list[Again], stop: Any) -> None:
+def recheck(channel: Connection, parent: int, place: Place, plan: Plan, items: list[Again]) -> None:
     """Run a process that checks cases again, each in a child."""
     _begin(parent)
     try:
         from .device import prepare
 
         prepare(plan.device)
-        for item, answer in zip(items, check_again(plan, items, stop)):
+        for item, answer in zip(items, check_again(plan, items, place.stop)):
             channel.send(("rechecked", (item, answer)))
         channel.send(("ended", None))
     except Exception:
@@ -245,11 +240,11 @@ class Worker:
         plan: The campaign's.
         assignment: The worker's.
         say: Sends a pair of a kind and a content.
-        stop: An event that ends it early.
+        place: Where it runs.
     """
 
     def __init__(
-        self, plan: Plan, assignment: Assignment, say: Callable[..., None], stop: Any
+        self, plan: Plan, assignment: Assignment, say: Callable[..., None], place: Place
     ) -> None:
         import torch
 
@@ -264,12 +259,13 @@ class Worker:
         self._rounds = Counter(assignment.rounds)
         self._cases_left = assignment.cases_left
         self._families = [family_named(name) for name in assignment.families]
-        self._journal = Journal(assignment.journal, assignment.worker)
+        assert place.journal is not None
+        self._journal = Journal(place.journal, assignment.worker)
         # This process may die itself: what properties launch is noted, and they start no other.
         session.journal = self._journal
         session.out = Path(plan.out)
         self._say = say
-        self._stop = stop
+        self._stop = place.stop
         self._target = load_target(plan.target)
         self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
         self._lanes = Lanes(plan, self._target, self._checker, self._worker)
@@ -282,13 +278,16 @@ class Worker:
         self._entries: list[Entry] = []
         self._deadline = 0.0
 
-    def run(self, seconds: float) -> None:
+    def run(self, deadline: float) -> None:
         """Go on until the time is over.
+
+        Args:
+            deadline: When that is, on the monotonic clock.
 
         Raises:
             _DeviceLost: A case has made the device unusable for this process.
         """
-        self._deadline = time.monotonic() + seconds
+        self._deadline = deadline
         if self._checker.unchecked:
             self._say("unchecked", self._checker.unchecked)
         spent: dict[str, float] = {family.name: 0.0 for family in self._families}

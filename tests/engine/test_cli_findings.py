@@ -121,6 +121,22 @@ def test_merging_on_the_command_line_counts_and_reports(pagefault, twice, tmp_pa
     assert refused.stderr == "pagefault: 'gone' is no folder of findings\n"
 
 
+def test_whole_folders_are_merged_with_their_corpora(pagefault, twice, tmp_path):
+    folder, _ = twice
+    whole = folder / ".pagefault"
+    records = FindingsFolder(whole / "findings").load()
+    process = pagefault("merge", whole, whole, "--into", "all", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    *_, sets, last = process.stdout.splitlines()
+    assert last == f"{len(records)} findings in all/findings"
+    assert sets.endswith(" sets of edges in all/corpus.jsonl")
+    assert FindingsFolder(tmp_path / "all" / "findings").load() == records
+    (corpus,) = whole.glob("campaigns/*/corpus.jsonl")
+    assert (tmp_path / "all" / "corpus.jsonl").read_bytes() == corpus.read_bytes()
+    mixed = pagefault("merge", whole, whole / "findings", "--into", "all", cwd=tmp_path)
+    assert (mixed.returncode, mixed.stdout) == (2, "")
+
+
 def test_a_finding_is_there_when_the_campaign_is_killed(environment, write_target, tmp_path):
     target = write_target(SPOIL)
     process = subprocess.Popen(

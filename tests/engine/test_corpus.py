@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pagefault import corpus
-from pagefault.corpus import Corpus, Entry, FamilyCorpus
+from pagefault.corpus import Corpus, Entry, FamilyCorpus, corpora_of, merge
 from pagefault.family import Domain, family_named
 from pagefault.minimal import size_of
 from pagefault.stream import draw_cases
@@ -139,3 +139,31 @@ def test_a_full_disk_leaves_the_corpus_that_there_was(cases, tmp_path, monkeypat
         taken(cases).write(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_joined_in_any_order_corpora_give_the_same_file(cases, tmp_path):
+    paths = [tmp_path / f"{number}.jsonl" for number in range(10)]
+    for number, path in enumerate(paths):
+        taken(cases[number * 60 : number * 60 + 200]).write(path)
+    written = []
+    for seed in range(3):
+        order = random.Random(seed).sample(paths, 10)
+        into = tmp_path / f"joined {seed}.jsonl"
+        merge(order[:4], into)
+        corpus, damaged = merge([*order[4:], *order[:2]], into)
+        assert damaged == []
+        written.append(into.read_bytes())
+    assert written[0] == written[1] == written[2]
+    assert corpus.num_sets() == taken(cases[:740]).num_sets()
+
+
+def test_corpora_are_found_in_a_whole_folder(tmp_path):
+    (tmp_path / "campaigns" / "ours-cpu-1").mkdir(parents=True)
+    (tmp_path / "campaigns" / "ours-cpu-2").mkdir()
+    assert corpora_of(tmp_path) == []
+    for path in ("corpus.jsonl", "campaigns/ours-cpu-1/corpus.jsonl"):
+        (tmp_path / path).touch()
+    assert corpora_of(tmp_path) == [
+        tmp_path / "corpus.jsonl",
+        tmp_path / "campaigns" / "ours-cpu-1" / "corpus.jsonl",
+    ]
