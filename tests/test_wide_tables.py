@@ -50,7 +50,7 @@ def wide_cases(family, checker, edge, most=2):
             found.append(case)
         return len(found) == most
 
-    draw_cases(family.strategy(checker.domain(family)), 4000, 1, use)
+    draw_cases(family.strategy(checker.domain(family)), 20_000, 1, use)
     return found
 
 

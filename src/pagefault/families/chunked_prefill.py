@@ -48,6 +48,7 @@ from .slots import (
     batch_edges,
     explain_slot,
     layout_edges,
+    simpler_corner,
     simpler_lengths,
     simpler_pages,
     simpler_rows,
@@ -231,6 +232,7 @@ def _explain_chunk_slot(case: ChunkSlotsCase, where: str, index: int, found: int
 def _simpler_chunk_slots(case: ChunkSlotsCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
     yield from simpler_pages(case, "chunk_starts", "req_to_page")
+    yield from simpler_corner(case, "req_pool_indices", "chunk_starts", "req_to_page")
     yield from simpler_lengths(case, "chunk_starts", "chunk_seq_lens")
     # What no request owns may as well lie behind the output.
     at = case.placement("chunk_kv_indices")

@@ -16,6 +16,7 @@ from .slots import (
     explain_slot,
     layout_edges,
     locate,
+    simpler_corner,
     simpler_pages,
     simpler_rows,
     slot_edges,
@@ -89,6 +90,8 @@ def _explain(case: FusedDecodeCase, where: str, index: int, found: int) -> Expla
 def _simpler(case: FusedDecodeCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_pages", "valid_cache_lengths")
     yield from simpler_pages(case, "valid_cache_lengths", "req_to_pages")
+    starts = "valid_cache_lengths"
+    yield from simpler_corner(case, "req_pool_indices", starts, "req_to_pages", starts)
     for fewer in smaller(case.uniform_input_length, 0):
         dropped = case.uniform_input_length - fewer
         lengths = tuple(length + dropped for length in case.valid_cache_lengths)

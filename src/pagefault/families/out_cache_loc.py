@@ -20,6 +20,7 @@ from .slots import (
     all_layout_edges,
     explain_slot,
     layout_edges,
+    simpler_corner,
     simpler_lengths,
     simpler_pages,
     simpler_rows,
@@ -94,6 +95,7 @@ def _explain(case: AnyCase, where: str, index: int, found: int) -> Explanation:
 def _simpler(case: AnyCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_pages")
     yield from simpler_pages(case, "cache_start", "req_to_pages")
+    yield from simpler_corner(case, "req_pool_indices", "cache_start", "req_to_pages")
     if isinstance(case, OutCacheLocCase):
         yield from simpler_lengths(case, "cache_start", "input_lengths")
         return

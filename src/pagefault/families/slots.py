@@ -28,6 +28,8 @@ class Range(NamedTuple):
 
 # Beyond this a table keeps its rule and not its ids when rows are dropped.
 MOST_CELLS_KEPT = 64
+# Of a larger one nobody asks for the ids.
+MOST_CELLS_CUT = 2**13
 
 # The edges of a batch that has more requests than so many.
 MANY_REQUESTS = {f"more than {number} requests": number for number in (64, 1024)}
@@ -374,6 +376,37 @@ def simpler_pages(case: Any, starts: str, table: str) -> Iterator[Changes]:
         shifted = tuple((r, c - dropped, page_id) for r, c, page_id in old.edits if c >= dropped)
         if shifted:
             yield {table: PageTable(old.num_rows, width, shifted), starts: moved}
+        if 0 < old.num_rows * width <= MOST_CELLS_KEPT and old.num_cells <= MOST_CELLS_CUT:
+            # The last columns, with the ids that they have.
+            cut = PageTable.from_rows([row[dropped:] for row in old.rows])
+            yield {table: cut, starts: moved}
+
+
+def simpler_corner(
+    case: Any, rows: str, starts: str, table: str, per_row: str = ""
+) -> Iterator[Changes]:
+    """Yield changes to a row and a column fewer at once, for what either alone would hide.
+
+    Args:
+        case: The case.
+        rows: The field that holds each request's row.
+        starts: The field that holds positions, one per request or per row.
+        table: The field that holds the page table.
+        per_row: A field that has one entry per row, if there is one.
+    """
+    old: PageTable = getattr(case, table)
+    unused = sorted(set(range(old.num_rows)) - set(getattr(case, rows)))
+    if not unused or old.max_pages < 2:
+        return
+    kept = [row for row in range(old.num_rows) if row != unused[0]]
+    for changes in _with_rows(case, kept, rows, table, per_row):
+        positions = changes.get(starts, getattr(case, starts))
+        row_end = old.max_pages * case.page_size
+        yield {
+            **changes,
+            table: changes[table].resized(len(kept), old.max_pages - 1),
+            starts: _moved(positions, row_end, row_end - case.page_size),
+        }
 
 
 def simpler_lengths(case: Any, starts: str, lengths: str) -> Iterator[Changes]:
