@@ -13,6 +13,9 @@ EXIT_STATUS = 213
 # Of the memory that is free when a process starts, all processes together may take so much.
 SHARE = 0.8
 
+# No process has less: what it takes for a start, a GPU's driver included, is no fault of a kernel.
+LEAST_BYTES = 2 << 30
+
 # In MiB, what a process may take instead.
 VARIABLE = "PAGEFAULT_MEMORY_LIMIT"
 
@@ -28,7 +31,8 @@ def limit_memory() -> None:
     taken, free = _taken_bytes(), _free_bytes()
     if taken is None or free is None:
         return
-    limit = _given_bytes() or int(SHARE * free / len(os.sched_getaffinity(0)))
+    share = int(SHARE * free / len(os.sched_getaffinity(0)))
+    limit = _given_bytes() or max(LEAST_BYTES, share)
     threading.Thread(target=_watch, args=(taken + limit,), daemon=True).start()
 
 
@@ -60,10 +64,11 @@ def _free_bytes() -> int | None:
     except (OSError, ValueError):
         return None
     free = int(available) << 10
+    group = Path("/sys/fs/cgroup")
     try:
-        most, used = (
-            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
-        )
-    except (OSError, ValueError):  # No container, or one without a limit.
+        most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # What is cached of files is given up when it is needed.
+        return min(free, most - used + int(stat["file"]))
+    except (OSError, ValueError, KeyError):  # No container, or one without a limit.
         return free
-    return min(free, most - used)
