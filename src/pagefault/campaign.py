@@ -313,8 +313,7 @@ class _Campaign:
         if number in self._assignments:
             self._take_end_of_worker(number, end)
         elif end.is_lost and number in self._shrinkers:
-            owned = [signature for signature, owner in self._owners.items() if owner == number]
-            self._to_shrink.extend(owned)
+            self._hand_on(number)
         elif end.is_lost:
             self._recheck_others()
         else:
@@ -369,9 +368,13 @@ class _Campaign:
         if number in self._assignments:
             self._state.settled.add(self._assignments[number].journal)
         if number not in self._shrinkers:
-            owned = [signature for signature, owner in self._owners.items() if owner == number]
-            self._to_shrink.extend(owned)
+            self._hand_on(number)
         self._has_news = True
+
+    def _hand_on(self, number: int) -> None:
+        """Find others to make smaller what a process was to make smaller."""
+        owned = [signature for signature, owner in self._owners.items() if owner == number]
+        self._to_shrink.extend(owned)
 
     def _replace(self, number: int) -> None:
         """Start a worker for the time that is left."""

@@ -85,6 +85,10 @@ class Checker:
         else:
             self._ways = [Way(memory) for memory in self._memories]
             self._replays = [Way(self._memories[0], is_replay=True)]
+        nets = [way for way in self._ways if device == "cuda" and way.memory.reserves]
+        others = [way for way in self._ways if way not in nets]
+        # Where there are only nets, they are what is usual.
+        self._usual, self._seldom = (others, nets) if others else (nets, [])
 
     def domain(self, family: Family) -> Domain:
         """Return which cases of a family the target can do and the memory can hold."""
@@ -104,9 +108,7 @@ class Checker:
         replays = self._replays_of(family)
         if replays and self._turn % REPLAY_ONE_IN == 0:
             return replays[0]
-        nets = [way for way in self._ways if way.memory.reserves and self.device == "cuda"]
-        others = [way for way in self._ways if way not in nets]
-        ways = nets if nets and (self._turn % NET_ONE_IN == 0 or not others) else others
+        ways = self._seldom if self._seldom and self._turn % NET_ONE_IN == 0 else self._usual
         return ways[self._turn % len(ways)]
 
     def check_thoroughly(self, family: Family, case: Case) -> Verdict:

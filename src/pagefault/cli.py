@@ -346,11 +346,9 @@ def merge(
     are_whole = [(folder / "findings").is_dir() for folder in folders]
     if any(are_whole) and not all(are_whole):
         raise Usage("some of these folders have findings inside, and some are folders of findings")
-    findings_into = into / "findings" if all(are_whole) else into
-    if all(are_whole):
-        findings, damaged = merge_findings([f / "findings" for f in folders], findings_into)
-    else:
-        findings, damaged = merge_findings(folders, findings_into)
+    inside = "findings" if all(are_whole) else ""
+    findings_into = into / inside
+    findings, damaged = merge_findings([folder / inside for folder in folders], findings_into)
     for name, finding in findings.items():
         print(f"{findings_into / name}: {finding.signature}; seen {finding.count} times")
     if all(are_whole):
