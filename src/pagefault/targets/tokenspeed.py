@@ -226,6 +226,7 @@ _TRUSTS = "its launchers check nothing on the host"
 _WRAPS = "page_id * page_size is a 32-bit product even where the slots are int64"
 _LENGTH_WRAPS = "start + length is a 32-bit sum even where seq_lens_out is int64"
 _END_WRAPS = "start + chunk_len is a 32-bit sum, and the chunk ends below 0 where it wraps"
+_COPIES_ROWS = "its functions take rows in the batch's order: whole rows are copied for them"
 _EMPTY_BATCH = "an empty batch divides the chunk capacity by 0"
 
 
@@ -262,6 +263,9 @@ for _name in _PREFIX_FUNCTIONS:
             ),
         },
     }
+for _name, _terms in _functions.items():
+    if _name != "chunking":  # It takes no page table.
+        _terms["without"]["long rows"] = _COPIES_ROWS
 
 
 def _is_int64(tensor: str) -> Any:
