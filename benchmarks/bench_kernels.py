@@ -1001,17 +1001,27 @@ def ragged_candidates() -> list[Any]:
     """Return launch shapes to try for ragged batches."""
     from pagefault.kernels.launches import RaggedShape
 
-    groups = [(8, 4), (8, 32), (16, 8), (32, 4), (64, 4)]
     tiles = [(512, 1), (512, 2), (512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
-    one_warp = [RaggedShape(32, True, *group, *tile) for group in groups[:3] for tile in tiles[:2]]
-    whole = [RaggedShape(256, True, *group, *tile) for group in groups[:4] for tile in tiles[2:]]
-    walked = [
-        RaggedShape(window, False, *group, *tile)
-        for window in (1024, 2048)
-        for group in ((32, 4), (64, 4), (128, 4))
-        for tile in ((1024, 4), (1024, 8), (4096, 8))
+    mosts = (256, 512, 1024)
+    by_request = [
+        RaggedShape(True, False, window, True, 8, 4, *tile, most)
+        for window in (32, 64, 256)
+        for tile in tiles
+        for most in mosts
     ]
-    return [*one_warp, *whole, *walked]
+    whole = [
+        RaggedShape(False, looks_first, 256, True, *group, *tile, 512)
+        for looks_first in (True, False)
+        for group in ((8, 4), (16, 4), (32, 4))
+        for tile in tiles
+    ]
+    walked = [
+        RaggedShape(False, True, window, False, *group, *tile, 512)
+        for window in (256, 1024, 2048)
+        for group in ((32, 4), (64, 4), (128, 4))
+        for tile in ((1024, 4), (1024, 8), (2048, 4), (4096, 8))
+    ]
+    return [*by_request, *whole, *walked]
 
 
 def uniform_candidates() -> list[Any]:
@@ -1023,26 +1033,22 @@ def uniform_candidates() -> list[Any]:
 
 
 @contextmanager
-def launched_in(shape: Any, max_tile_programs: int | None = None) -> Iterator[None]:
+def launched_in(shape: Any) -> Iterator[None]:
     """Make every launch have this shape."""
     from pagefault.kernels import launches
 
     is_ragged = isinstance(shape, launches.RaggedShape)
     shapes: Any = launches.RAGGED_SHAPES if is_ragged else launches.UNIFORM_SHAPES
-    before, most = dict(shapes), launches.MAX_TILE_PROGRAMS
+    before = dict(shapes)
     shapes.update(dict.fromkeys(shapes, shape))
-    launches.MAX_TILE_PROGRAMS = max_tile_programs or most
     try:
         yield
     finally:
         shapes.update(before)
-        launches.MAX_TILE_PROGRAMS = most
 
 
 def sweep(console: Console, works: list[Work]) -> None:
     """Print the device times of each work in the best shapes, and in the one it has."""
-    from pagefault.kernels.launches import MAX_TILE_PROGRAMS
-
     for work in works:
         if not work.is_capturable or work.name.startswith("chunking"):
             continue
@@ -1051,17 +1057,11 @@ def sweep(console: Console, works: list[Work]) -> None:
         for shape in uniform_candidates() if is_uniform else ragged_candidates():
             if getattr(shape, "has_one_window", False) and work.batch_size > shape.window_size:
                 continue
-            if work.name.startswith("page table") and shape.tile_size > 1024:
+            is_update = work.name.startswith("page table")
+            if is_update and (shape.is_by_request or shape.tile_size > 1024):
                 continue
             with launched_in(shape):
                 found.append((time_in_graph(work.ours), str(tuple(shape))))
-        best = min(found)
-        if not is_uniform and best[1] != "as it is":
-            shape = next(s for s in ragged_candidates() if str(tuple(s)) == best[1])
-            for most in (132, 264, 528, 1056):
-                with launched_in(shape, most):
-                    label = f"{best[1]}, {most} tile programs instead of {MAX_TILE_PROGRAMS}"
-                    found.append((time_in_graph(work.ours), label))
         as_it_is, *_ = found
         console.print(f"{work.name}: {as_it_is[0]:.2f} as it is")
         for time_us, label in sorted(found)[:8]:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -25,8 +26,8 @@ from .checks import (
 from .launches import (
     CHUNKING_WINDOW_SIZE,
     can_launch,
-    count_programs,
     on_device_of,
+    ragged_grid,
     ragged_shape,
 )
 from .ragged_slots import write_slots
@@ -144,13 +145,15 @@ def create_chunked_cache_kv_indices_paged_kernel(
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    is_by_request: tl.constexpr,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
     short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the slots of a group of requests with few tokens, or of tiles of the others."""
+    """Write what one program owes of the slots of a ragged batch."""
     write_slots(
         chunk_kv_indices_ptr,
         num_elements,
@@ -167,7 +170,10 @@ def create_chunked_cache_kv_indices_paged_kernel(
         max_pages,
         tl.program_id(0),
         tl.num_programs(0),
+        tl.program_id(1),
         page_size,
+        is_by_request,
+        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -206,6 +212,8 @@ def get_chunks_paged_kernel(
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    is_by_request: tl.constexpr,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -217,19 +225,20 @@ def get_chunks_paged_kernel(
     From out_ptr on lie the chunks as `write_chunks` has them, and behind them the slots, chunk by
     chunk. Those of chunk c are the slots chunk_ends_ptr[c] ... chunk_ends_ptr[c + 1] - 1 of all.
     """
-    programs_per_chunk = tl.num_programs(0) // num_chunks
-    chunk_idx = (tl.program_id(0) // programs_per_chunk).to(tl.int64)
-    program = tl.program_id(0) % programs_per_chunk
+    chunk_idx = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(1)
+    req_idx = tl.program_id(2)
     if program == 0:
-        write_chunks(
-            prefix_lens_ptr,
-            out_ptr,
-            chunk_idx,
-            num_chunks,
-            batch_size,
-            chunk_len,
-            window_size,
-        )
+        if req_idx == 0:
+            write_chunks(
+                prefix_lens_ptr,
+                out_ptr,
+                chunk_idx,
+                num_chunks,
+                batch_size,
+                chunk_len,
+                window_size,
+            )
     else:
         begin = tl.load(chunk_ends_ptr + chunk_idx)
         end = tl.load(chunk_ends_ptr + chunk_idx + 1)
@@ -249,8 +258,11 @@ def get_chunks_paged_kernel(
             num_rows,
             max_pages,
             program - 1,
-            programs_per_chunk - 1,
+            tl.num_programs(1) - 1,
+            req_idx,
             page_size,
+            is_by_request,
+            looks_first,
             window_size,
             has_one_window,
             group_size,
@@ -522,9 +534,8 @@ def _get_chunks(
         flat = torch.empty(sum(sizes), dtype=torch.int32, device=req_to_page.device)
         # Every chunk has the first one's programs: none has more tokens.
         shape = ragged_shape(batch_size, chunk_sizes[0])
-        num_slot_programs = count_programs(batch_size, chunk_sizes[0], chunk_len, shape)
-        num_programs = num_chunks * (1 + num_slot_programs)
-        get_chunks_paged_kernel[(num_programs,)](
+        num_programs, num_parts = ragged_grid(batch_size, chunk_sizes[0], chunk_len, shape)
+        get_chunks_paged_kernel[(num_chunks, 1 + num_programs, num_parts)](
             prefix_lens,
             flat,
             # torch hands out pinned memory again only when the copies from it are done.
@@ -540,7 +551,8 @@ def _get_chunks(
             *shape.constants,
             num_warps=shape.num_warps,
         )
-    starts, ends, len_in_chunk, cum_seq_lens, *kv_indices_list = flat.split(sizes)
+    pieces = torch.split_with_sizes(flat, sizes)
+    starts, ends, len_in_chunk, cum_seq_lens, *kv_indices_list = pieces
     shape_of_cells = (num_chunks, batch_size)
     chunks = Chunks(
         starts.view(shape_of_cells),
@@ -555,9 +567,9 @@ def _chunk_ends(
     prefix_lens_cpu: torch.Tensor, num_chunks: int, chunk_len: int, is_pinned: bool
 ) -> torch.Tensor:
     """Return how many tokens the first 0, 1, 2, ... num_chunks chunks have; int64."""
-    bounds = torch.arange(0, (num_chunks + 1) * chunk_len, chunk_len, device="cpu").unsqueeze(1)
     ends = torch.empty(num_chunks + 1, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
-    torch.sum(torch.minimum(prefix_lens_cpu, bounds), dim=1, out=ends)
+    bounds = np.arange(0, (num_chunks + 1) * chunk_len, chunk_len)
+    np.minimum(prefix_lens_cpu.numpy(), bounds[:, None]).sum(axis=1, out=ends.numpy())
     return ends
 
 
@@ -613,11 +625,11 @@ def _launch_create_kv_indices(
     if batch_size == 0 or num_elements == 0:
         return
     shape = ragged_shape(batch_size, num_elements)
-    num_programs = count_programs(batch_size, num_elements, num_elements, shape)
+    grid = ragged_grid(batch_size, num_elements, num_elements, shape)
     kernel = create_chunked_cache_kv_indices_paged_kernel
     check_launchable("req_to_page", req_to_page, kernel)
     with on_device_of(req_to_page):
-        kernel[(num_programs,)](
+        kernel[grid](
             req_to_page,
             req_pool_indices,
             chunk_starts,

@@ -13,25 +13,34 @@ class RaggedShape(NamedTuple):
     """How a launch over a ragged batch is cut into programs; each field is compiled in.
 
     Attributes:
+        is_by_request: Whether each request has programs of its own, one a tile; there are no
+            groups then.
+        looks_first: Whether a program that shares the tiles first looks whether they are anybody's,
+            which is soon done and makes what follows later.
         window_size: Requests that a program looks at, at a time.
         has_one_window: Whether no batch has more.
         group_size: Requests whose elements one program handles if they have few.
         short_len: How many elements are few.
         tile_size: Elements, of requests with more than a few, that one program handles at a time.
         num_warps: Warps of a program.
+        max_tile_programs: Programs at most that have tiles; an output may be far longer than its
+            batch.
     """
 
+    is_by_request: bool
+    looks_first: bool
     window_size: int
     has_one_window: bool
     group_size: int
     short_len: int
     tile_size: int
     num_warps: int
+    max_tile_programs: int
 
     @property
     def constants(self) -> tuple[int, ...]:
         """Return the fields that a kernel takes as its last parameters."""
-        return self[:5]
+        return self[:7]
 
 
 class UniformShape(NamedTuple):
@@ -47,18 +56,22 @@ class UniformShape(NamedTuple):
 
 
 RAGGED_SHAPES = {
-    "few": RaggedShape(256, True, 8, 32, 1024, 4),
-    "some": RaggedShape(256, True, 32, 4, 1024, 4),
-    "some, large output": RaggedShape(256, True, 32, 4, 4096, 8),
-    "many": RaggedShape(2048, False, 64, 4, 1024, 8),
-    "many, large output": RaggedShape(1024, False, 64, 4, 4096, 8),
+    "few": RaggedShape(False, True, 64, True, 8, 8, 1024, 4, 512),
+    "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512),
+    "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512),
+    "some, large output": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 512),
+    "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
+    "many, large output": RaggedShape(False, True, 256, False, 64, 4, 2048, 4, 512),
 }
-"""Few requests are 32 at most, some are 256, many may be any number.
+"""Few requests are 64 at most, some are 256, many may be any number.
 
-A batch within one window is looked at once. A small output takes many small programs, to spread it
-over the chip, and a large one programs that have much under way. `benchmarks/bench_kernels.py
---sweep` tries other shapes.
+A batch within one window is looked at once. Requests are long where the output has room for many
+elements of each. A small output takes many small programs, to spread it over the chip, and a large
+one programs that have much under way. `benchmarks/bench_kernels.py --sweep` tries other shapes.
 """
+
+LONG_LEN = 256
+"""Elements that an output has room for, of each request, where these are long."""
 
 UNIFORM_SHAPES = {
     "any": UniformShape(256, 8),
@@ -71,9 +84,6 @@ CHUNKING_WINDOW_SIZE = 256
 LARGE_OUTPUT = 2**18
 """Elements from which an output is large."""
 
-MAX_TILE_PROGRAMS = 512
-"""Programs that share the tiles of a launch; an output may be far longer than its batch."""
-
 
 def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
     """Return the shape of a launch over a ragged batch.
@@ -82,9 +92,10 @@ def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
         batch_size: Requests.
         num_elements: Size of the flat output or input.
     """
-    if num_elements >= LARGE_OUTPUT:
-        return RAGGED_SHAPES["some, large output" if batch_size <= 256 else "many, large output"]
-    return RAGGED_SHAPES["few" if batch_size <= 32 else "some" if batch_size <= 256 else "many"]
+    if batch_size <= 64:
+        return RAGGED_SHAPES["few, long" if num_elements > LONG_LEN * batch_size else "few"]
+    name = "some" if batch_size <= 256 else "many"
+    return RAGGED_SHAPES[f"{name}, large output" if num_elements >= LARGE_OUTPUT else name]
 
 
 def uniform_shape(num_elements: int) -> UniformShape:
@@ -92,8 +103,10 @@ def uniform_shape(num_elements: int) -> UniformShape:
     return UNIFORM_SHAPES["any" if num_elements < LARGE_OUTPUT else "large output"]
 
 
-def count_programs(batch_size: int, num_elements: int, max_len: int, shape: RaggedShape) -> int:
-    """Return how many programs a launch over a ragged batch has.
+def ragged_grid(
+    batch_size: int, num_elements: int, max_len: int, shape: RaggedShape
+) -> tuple[int, int]:
+    """Return how many programs a launch over a ragged batch has, and for how many parts of it.
 
     Args:
         batch_size: Requests.
@@ -101,10 +114,14 @@ def count_programs(batch_size: int, num_elements: int, max_len: int, shape: Ragg
         max_len: Elements that no request has more of.
         shape: Of the launch.
     """
+    if shape.is_by_request:
+        # As many as all need where they have equally many elements.
+        num_tiles = -(-min(num_elements // batch_size, max_len) // shape.tile_size)
+        return max(min(num_tiles, shape.max_tile_programs // batch_size), 1), batch_size
     num_groups = -(-batch_size // shape.group_size)
     if max_len <= shape.short_len:
-        return num_groups
-    return num_groups + min(-(-num_elements // shape.tile_size), MAX_TILE_PROGRAMS)
+        return num_groups, 1
+    return num_groups + min(-(-num_elements // shape.tile_size), shape.max_tile_programs), 1
 
 
 def can_launch(kernel: object, tensor: torch.Tensor) -> bool:

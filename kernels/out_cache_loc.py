@@ -17,7 +17,7 @@ from .checks import (
     validate_slots,
     validate_sum_within,
 )
-from .launches import count_programs, on_device_of, ragged_shape, uniform_shape
+from .launches import on_device_of, ragged_grid, ragged_shape, uniform_shape
 from .ragged_slots import write_slots
 from .slots import load_slots, load_slots_of_run
 from .uniform_batch import (
@@ -51,13 +51,15 @@ def compute_out_cache_loc_kernel(
     num_rows,
     max_pages,
     page_size: tl.constexpr,
+    is_by_request: tl.constexpr,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
     short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the slots of a group of requests with few tokens, or of tiles of the others."""
+    """Write what one program owes of the slots of a ragged batch."""
     write_slots(
         out_cache_loc_ptr,
         num_elements,
@@ -74,7 +76,10 @@ def compute_out_cache_loc_kernel(
         max_pages,
         tl.program_id(0),
         tl.num_programs(0),
+        tl.program_id(1),
         page_size,
+        is_by_request,
+        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -201,9 +206,9 @@ def compute_out_cache_loc(
         return
     check_launchable("req_to_pages", req_to_pages, compute_out_cache_loc_kernel)
     shape = ragged_shape(batch_size, num_elements)
-    num_programs = count_programs(batch_size, num_elements, num_elements, shape)
+    grid = ragged_grid(batch_size, num_elements, num_elements, shape)
     with on_device_of(req_to_pages):
-        compute_out_cache_loc_kernel[(num_programs,)](
+        compute_out_cache_loc_kernel[grid](
             out_cache_loc,
             req_pool_indices,
             input_lengths,

@@ -1,7 +1,8 @@
 """Which request owns an element of a flat, ragged output: shared by the kernels.
 
-Requests own elements one after another, in batch order, as many as their length says. A launch has
-two sorts of programs, which write different elements and need nothing of each other:
+Requests own elements one after another, in batch order, as many as their length says. Where a
+batch is not so small that each request can have programs of its own, a launch has two sorts of
+programs, which write different elements and need nothing of each other:
 
 - One program a group of requests writes the elements of those that have few, each in lanes of its
   own, so that no lane has to search for its request. That is all there is in a decode step.
@@ -14,6 +15,9 @@ requests in a window at once, and picks from registers.
 
 import triton
 import triton.language as tl
+
+# Each warp has a vector of so many lanes to itself: to add it up takes no barrier.
+WARP_SIZE = tl.constexpr(32)
 
 
 @triton.jit
@@ -64,6 +68,32 @@ def add_lens_before(
 
 
 @triton.jit
+def has_long_requests(
+    lens_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    short_len,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+):
+    """Return whether any request has more than short_len elements."""
+    if has_one_window:
+        req_idx = tl.arange(0, window_size)
+        lens = load_lens(lens_ptr, req_idx, req_idx < batch_size, num_skipped, max_len)
+    else:
+        # As in add_lens_before, four windows at a time fit registers.
+        lens = tl.zeros([4 * window_size], max_len.dtype)
+        walked = tl.full((), 0, tl.int64)
+        while walked < batch_size:
+            req_idx = walked + tl.arange(0, 4 * window_size)
+            is_request = req_idx < batch_size
+            lens = tl.maximum(lens, load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len))
+            walked += 4 * window_size
+    return tl.max(lens, axis=0) > short_len
+
+
+@triton.jit
 def clip_to_tile(begins, lens, tile_start, tile_len):
     """Return where each request's elements start and end in a tile, as int32.
 
@@ -81,15 +111,19 @@ def clip_to_tile(begins, lens, tile_start, tile_len):
 
 
 @triton.jit
-def sum_four(a, b, c, d):
+def sum_four(a, b, c, d, num_lanes: tl.constexpr):
     """Return the sums of four tensors of one type, scalars.
 
     A sum over several warps goes through shared memory and two barriers; this does so once.
     """
-    sums = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
-    sums_of_a_and_b, sums_of_c_and_d = tl.split(sums)
-    sum_of_a, sum_of_b = tl.split(sums_of_a_and_b)
-    sum_of_c, sum_of_d = tl.split(sums_of_c_and_d)
+    if num_lanes <= WARP_SIZE:
+        sum_of_a, sum_of_b = tl.sum(a, axis=0), tl.sum(b, axis=0)
+        sum_of_c, sum_of_d = tl.sum(c, axis=0), tl.sum(d, axis=0)
+    else:
+        sums = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
+        sums_of_a_and_b, sums_of_c_and_d = tl.split(sums)
+        sum_of_a, sum_of_b = tl.split(sums_of_a_and_b)
+        sum_of_c, sum_of_d = tl.split(sums_of_c_and_d)
     return sum_of_a, sum_of_b, sum_of_c, sum_of_d
 
 

@@ -3,7 +3,15 @@
 import triton
 import triton.language as tl
 
-from .ragged_batch import add_lens_before, clip_to_tile, find_owners, load_lens, sum_four
+from .ragged_batch import (
+    WARP_SIZE,
+    add_lens_before,
+    clip_to_tile,
+    find_owners,
+    has_long_requests,
+    load_lens,
+    sum_four,
+)
 from .slots import load_slots, load_slots_of_run
 
 
@@ -24,7 +32,10 @@ def write_slots(
     max_pages,
     program,
     num_programs,
+    req_idx,
     page_size: tl.constexpr,
+    is_by_request: tl.constexpr,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -50,12 +61,37 @@ def write_slots(
         num_rows: Scalar.
         max_pages: Scalar.
         program: Scalar, number of this program.
-        num_programs: Scalar; one a group, and those that share the tiles.
+        num_programs: Scalar; one a group, and those that share the tiles. If is_by_request, how
+            many each request has.
+        req_idx: Scalar, the request whose program this is if is_by_request.
         page_size: Tokens per page.
-        window_size, has_one_window, group_size, short_len, tile_size: As `RaggedShape` has them.
+        is_by_request, looks_first, window_size, has_one_window, group_size, short_len, tile_size:
+            As `RaggedShape` has them.
     """
     num_groups = tl.cdiv(batch_size, group_size)
-    if program < num_groups:
+    if is_by_request:
+        write_slots_by_request(
+            out_ptr,
+            num_elements,
+            req_pool_indices_ptr,
+            lens_ptr,
+            starts_ptr,
+            offsets_ptr,
+            batch_size,
+            num_skipped,
+            max_len,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            program,
+            num_programs,
+            req_idx,
+            page_size,
+            window_size,
+            tile_size,
+        )
+    elif program < num_groups:
         write_slots_of_short_requests(
             out_ptr,
             num_elements,
@@ -80,6 +116,17 @@ def write_slots(
     else:
         num_tile_programs = (num_programs - num_groups).to(tl.int64)
         tile_start = (program - num_groups).to(tl.int64) * tile_size
+        if looks_first:
+            has_long = has_long_requests(
+                lens_ptr,
+                batch_size,
+                num_skipped,
+                max_len,
+                short_len,
+                window_size,
+                has_one_window,
+            )
+            tile_start = tl.where(has_long, tile_start, num_elements)
         while tile_start < num_elements:
             is_last = write_slots_of_tile(
                 out_ptr,
@@ -104,6 +151,182 @@ def write_slots(
             )
             next_start = tile_start + num_tile_programs * tile_size
             tile_start = tl.where(is_last, num_elements, next_start)
+
+
+@triton.jit
+def write_slots_by_request(
+    out_ptr,
+    num_elements,
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    offsets_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    program,
+    num_programs,
+    req_idx,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    tile_size: tl.constexpr,
+):
+    """Write the slots of one tile of a request, and of tiles that requests have too many of.
+
+    Where no request is much longer than the others, each tile has a program of its own request,
+    which knows from the start which page ids it needs.
+    """
+    slot, tile_start, tile_len = load_slots_of_tile(
+        req_pool_indices_ptr,
+        lens_ptr,
+        starts_ptr,
+        num_skipped,
+        max_len,
+        req_to_page_ptr,
+        row_stride,
+        num_rows,
+        max_pages,
+        req_idx,
+        program.to(tl.int64),
+        page_size,
+        tile_size,
+        out_ptr.dtype.element_ty,
+    )
+    # The page ids are under way while the lengths are added up, by each warp for itself.
+    lens_before = tl.zeros([WARP_SIZE], max_len.dtype)
+    num_left = tl.zeros([WARP_SIZE], tl.int32)
+    for first_idx in tl.static_range(0, window_size, WARP_SIZE):
+        idx = first_idx + tl.arange(0, WARP_SIZE)
+        lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
+        lens_before += tl.where(idx < req_idx, lens, 0)
+        num_left += count_tiles_left(lens, num_programs, tile_size)
+    total_left = tl.sum(num_left, axis=0)
+    if offsets_ptr is None:
+        first_element = tl.sum(lens_before, axis=0)
+    else:
+        first_element = tl.load(offsets_ptr + req_idx)
+    store_slots_of_tile(out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size)
+    # All programs share what is left.
+    left = req_idx * num_programs + program
+    while left < total_left:
+        idx_in_batch = tl.arange(0, window_size)
+        all_lens = load_lens(
+            lens_ptr, idx_in_batch, idx_in_batch < batch_size, num_skipped, max_len
+        )
+        num_left_of_req = count_tiles_left(all_lens, num_programs, tile_size)
+        left_before = tl.cumsum(num_left_of_req, 0) - num_left_of_req
+        is_owner = (left_before <= left) & (left < left_before + num_left_of_req)
+        owner = tl.sum(tl.where(is_owner, idx_in_batch, 0), axis=0)
+        tile = num_programs + tl.sum(tl.where(is_owner, left - left_before, 0), axis=0)
+        if offsets_ptr is None:
+            first_element = tl.sum(tl.where(idx_in_batch < owner, all_lens, 0), axis=0)
+        else:
+            first_element = tl.load(offsets_ptr + owner)
+        slot, tile_start, tile_len = load_slots_of_tile(
+            req_pool_indices_ptr,
+            lens_ptr,
+            starts_ptr,
+            num_skipped,
+            max_len,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            owner,
+            tile.to(tl.int64),
+            page_size,
+            tile_size,
+            out_ptr.dtype.element_ty,
+        )
+        store_slots_of_tile(
+            out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size
+        )
+        left += batch_size * num_programs
+
+
+@triton.jit
+def count_tiles_left(lens, num_programs, tile_size: tl.constexpr):
+    """Return how many tiles of each request are left, where one has num_programs programs.
+
+    Args:
+        lens: Tokens of each request, none negative.
+    """
+    num_tiles = lens // tile_size + (lens % tile_size != 0).to(lens.dtype)
+    return tl.maximum(num_tiles - num_programs, 0).to(tl.int32)
+
+
+@triton.jit
+def load_slots_of_tile(
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    req_idx,
+    tile,
+    page_size: tl.constexpr,
+    tile_size: tl.constexpr,
+    slot_type: tl.constexpr,
+):
+    """Return the slots of a tile of a request.
+
+    Args:
+        req_idx: Scalar, one of the batch.
+        tile: int64 scalar, number of the tile.
+        slot_type: int32 or int64.
+
+    Returns:
+        slot: [tile_size] of slot_type.
+        tile_start: int64 scalar, the tile's first token.
+        tile_len: int32 scalar, tokens in the tile.
+    """
+    # One more load, which spares the page ids the wait for the lengths of all.
+    length = load_lens(lens_ptr, req_idx, req_idx >= 0, num_skipped, max_len)
+    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
+    if starts_ptr is None:
+        position = num_skipped + tile * tile_size
+    else:
+        position = tl.load(starts_ptr + req_idx).to(tl.int64) + tile * tile_size
+    tile_start = tile * tile_size
+    tile_len = tl.minimum(tl.maximum(length - tile_start, 0), tile_size).to(tl.int32)
+    slot = load_slots_of_run(
+        req_to_page_ptr,
+        row_stride,
+        num_rows,
+        max_pages,
+        req_pool_idx,
+        position,
+        0,
+        tile_len,
+        tile_size,
+        page_size,
+        slot_type,
+    )
+    return slot, tile_start, tile_len
+
+
+@triton.jit
+def store_slots_of_tile(
+    out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size: tl.constexpr
+):
+    """Write what `load_slots_of_tile` has returned for a request that owns from first_element on.
+
+    Args:
+        first_element: Scalar, any value; nothing is written outside the output.
+    """
+    element = first_element.to(tl.int64) + tile_start
+    first = tl.minimum(tl.maximum(-element, 0), tile_len).to(tl.int32)
+    end = tl.minimum(tl.maximum(num_elements - element, 0), tile_len).to(tl.int32)
+    lane = tl.arange(0, tile_size)
+    tl.store(out_ptr + element + lane, slot, mask=(lane >= first) & (lane < end))
 
 
 @triton.jit
@@ -310,13 +533,14 @@ def write_slots_of_window(
         tl.where(is_here, rows, 0),
         tl.where(is_here, position, 0),
         tl.where(is_last, ends, 0).to(tl.int64),
+        window_size,
     )
-    num_here = lanes_of_all // 0x100000000
+    num_here = lanes_of_all >> 32
     if num_here == 1:
         write_slots_of_run(
             out_ptr + tile_start,
-            (lanes_of_all % 0x10000).to(tl.int32),
-            (lanes_of_all // 0x10000 % 0x10000).to(tl.int32),
+            (lanes_of_all & 0xFFFF).to(tl.int32),
+            ((lanes_of_all >> 16) & 0xFFFF).to(tl.int32),
             row,
             position_of_one,
             req_to_page_ptr,

@@ -21,8 +21,8 @@ from .checks import (
     validate_pool_indices,
     validate_sum_within,
 )
-from .launches import can_launch, count_programs, on_device_of, ragged_shape
-from .ragged_batch import add_lens_before, clip_to_tile, find_owners, load_lens
+from .launches import can_launch, on_device_of, ragged_grid, ragged_shape
+from .ragged_batch import add_lens_before, clip_to_tile, find_owners, has_long_requests, load_lens
 
 _logger = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ def write_page_ids(
     row_stride,
     num_rows,
     max_pages,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -230,6 +231,17 @@ def write_page_ids(
     else:
         num_tile_programs = tl.num_programs(0) - num_groups
         tile_start = (program - num_groups) * tile_size
+        if looks_first:
+            has_long = has_long_requests(
+                new_occupied_pages_num_ptr,
+                batch_size,
+                0,
+                num_page_ids,
+                short_len,
+                window_size,
+                has_one_window,
+            )
+            tile_start = tl.where(has_long, tile_start, num_page_ids)
         while tile_start < num_page_ids:
             is_last = update_tile(
                 req_to_page_ptr,
@@ -272,6 +284,7 @@ def update_req_to_page_kernel(
     row_stride,
     num_rows,
     max_pages,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -290,6 +303,7 @@ def update_req_to_page_kernel(
         row_stride,
         num_rows,
         max_pages,
+        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -310,6 +324,7 @@ def update_from_packed_kernel(
     row_stride,
     num_rows,
     max_pages,
+    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -328,6 +343,7 @@ def update_from_packed_kernel(
         row_stride,
         num_rows,
         max_pages,
+        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -445,9 +461,9 @@ def _update_from_packed(req_to_page: torch.Tensor, packed: torch.Tensor, batch_s
         _update_on_cpu(req_to_page, rows, page_ids, counts, starts)
         return
     shape = ragged_shape(batch_size, 0)
-    num_programs = count_programs(batch_size, num_page_ids, num_page_ids, shape)
+    grid = ragged_grid(batch_size, num_page_ids, num_page_ids, shape)
     with on_device_of(req_to_page):
-        update_from_packed_kernel[(num_programs,)](
+        update_from_packed_kernel[grid](
             req_to_page,
             # torch hands out pinned memory again only when the copies from it are done.
             packed.to(req_to_page.device, non_blocking=True),
@@ -456,7 +472,7 @@ def _update_from_packed(req_to_page: torch.Tensor, packed: torch.Tensor, batch_s
             req_to_page.stride(0),
             num_rows,
             max_pages,
-            *shape.constants,
+            *shape.constants[1:],
             num_warps=shape.num_warps,
         )
 
@@ -476,9 +492,9 @@ def _launch_update(
     check_launchable("req_to_page", req_to_page, update_req_to_page_kernel)
     # A large output's shape is for runs of consecutive slots, which page ids don't make.
     shape = ragged_shape(batch_size, 0)
-    num_programs = count_programs(batch_size, num_page_ids, num_page_ids, shape)
+    grid = ragged_grid(batch_size, num_page_ids, num_page_ids, shape)
     with on_device_of(req_to_page):
-        update_req_to_page_kernel[(num_programs,)](
+        update_req_to_page_kernel[grid](
             req_to_page,
             req_pool_indices,
             new_occupied_pages,
@@ -489,7 +505,7 @@ def _launch_update(
             req_to_page.stride(0),
             num_rows,
             max_pages,
-            *shape.constants,
+            *shape.constants[1:],
             num_warps=shape.num_warps,
         )
 

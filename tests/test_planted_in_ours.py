@@ -109,25 +109,25 @@ PLANTED = [
     ),
     Planted(
         "a neighbour's cell, which its owner overwrites later",
-        *("ragged_slots.py", "mask=(lane >= first) & (lane < end))"),
-        "mask=(lane >= first) & (lane <= end))",
-        *("race", r"write of out_cache_loc\[33\], which another program touches"),
+        *("ragged_slots.py", "tile_ptr + lane, slot, mask=(lane >= first) & (lane < end))"),
+        "tile_ptr + lane, slot, mask=(lane >= first) & (lane <= end))",
+        *("race", r"write of out_cache_loc\[9\], which another program touches"),
         "tl.store(tile_ptr + lane, slot",
     ),
     Planted(
         "the tail is written with what it holds",
-        *("out_cache_loc.py", '    """Write the slots of a group of requests'),
+        *("out_cache_loc.py", '    """Write what one program owes'),
         "    tail_ptr = out_cache_loc_ptr + num_elements - 1\n"
         "    tl.store(tail_ptr, tl.load(tail_ptr))\n"
-        '    """Write the slots of a group of requests',
+        '    """Write what one program owes',
         *("outside", r"write of out_cache_loc\[0\], which the contract does not name"),
         "tl.store(tail_ptr",
     ),
     Planted(
         "an input is written with what it holds",
-        *("out_cache_loc.py", '    """Write the slots of a group of requests'),
+        *("out_cache_loc.py", '    """Write what one program owes'),
         "    tl.store(cache_start_ptr, tl.load(cache_start_ptr))\n"
-        '    """Write the slots of a group of requests',
+        '    """Write what one program owes',
         *("input changed", r"write of cache_start\[0\], which the contract does not name"),
         "tl.store(cache_start_ptr",
     ),

@@ -129,7 +129,7 @@ def test_in_a_net_a_reserved_table_is_not_replayed():
     def use(case):
         if "wide table" in family.edges(case):
             verdicts.append(checker._check(checker._replays[0], family, case).text())
-        return len(verdicts) == 5
+        return len(verdicts) == 2
 
-    draw_cases(family.strategy(Domain(page_sizes=(4,), dtype_choices=(0,))), 2000, 3, use)
-    assert verdicts == ["compute_out_cache_loc: passed"] * 5
+    draw_cases(family.strategy(Domain(page_sizes=(4,), dtype_choices=(0,))), 6000, 3, use)
+    assert verdicts == ["compute_out_cache_loc: passed"] * 2

@@ -8,7 +8,7 @@ from pagefault.kernels.chunked_prefill import (
     create_chunked_cache_kv_indices_paged,
     get_chunks_paged,
 )
-from pagefault.kernels.launches import RAGGED_SHAPES, UNIFORM_SHAPES, count_programs, ragged_shape
+from pagefault.kernels.launches import RAGGED_SHAPES, UNIFORM_SHAPES, ragged_grid, ragged_shape
 from pagefault.kernels.out_cache_loc import compute_out_cache_loc, compute_out_cache_loc_uniform
 from pagefault.kernels.req_to_page import update_req_to_page
 from pagefault.kernels.uniform_batch import count_lane_bits, count_uniform_programs, has_own_tiles
@@ -32,14 +32,17 @@ BATCHES = {
 def shape(request, monkeypatch):
     """Give every launch over a ragged batch one shape, and three programs for its tiles."""
     shape = RAGGED_SHAPES[request.param]
+    shape = shape._replace(max_tile_programs=3)
     monkeypatch.setattr(launches, "RAGGED_SHAPES", dict.fromkeys(RAGGED_SHAPES, shape))
-    monkeypatch.setattr(launches, "MAX_TILE_PROGRAMS", 3)
     return shape
 
 
 @pytest.fixture(params=BATCHES)
-def lens(request):
-    return BATCHES[request.param]
+def lens(request, shape):
+    lens = BATCHES[request.param]
+    if shape.has_one_window and len(lens) > shape.window_size:
+        pytest.skip("no batch of so many requests is launched in this shape")
+    return lens
 
 
 class Inputs:
@@ -98,6 +101,8 @@ def test_slots_at_offsets_in_every_shape(device, shape, lens):
 
 
 def test_page_ids_in_every_shape(device, shape, lens):
+    if shape.is_by_request:
+        pytest.skip("the page table is never updated in this shape")
     inputs = Inputs(lens, device)
     table = untouched((len(lens) + 1) * 6020, device).view(len(lens) + 1, 6020)
     page_ids = torch.arange(sum(lens), dtype=torch.int32, device=device)
@@ -144,7 +149,7 @@ def test_uniform_slots_in_every_shape(device, name, length, monkeypatch):
 
 
 @pytest.mark.parametrize("num_elements", [0, 1, 2**18 - 1, 2**18, 2**31], ids=str)
-@pytest.mark.parametrize("batch_size", [1, 32, 33, 256, 257, 100_000], ids=str)
+@pytest.mark.parametrize("batch_size", [1, 64, 65, 256, 257, 100_000], ids=str)
 def test_one_window_holds_the_whole_batch(batch_size, num_elements):
     shape = ragged_shape(batch_size, num_elements)
     assert not shape.has_one_window or batch_size <= shape.window_size
@@ -153,9 +158,20 @@ def test_one_window_holds_the_whole_batch(batch_size, num_elements):
 def test_no_program_is_for_tiles_where_all_requests_are_short():
     shape = RAGGED_SHAPES["some"]
     num_groups = -(-100 // shape.group_size)
-    assert count_programs(100, 400, shape.short_len, shape) == num_groups
-    assert count_programs(100, 400, shape.short_len + 1, shape) == num_groups + 1
-    assert count_programs(1, 2**40, 2**40, shape) == 1 + launches.MAX_TILE_PROGRAMS
+    assert ragged_grid(100, 400, shape.short_len, shape) == (num_groups, 1)
+    assert ragged_grid(100, 400, shape.short_len + 1, shape) == (num_groups + 1, 1)
+    assert ragged_grid(1, 2**40, 2**40, shape) == (1 + shape.max_tile_programs, 1)
+
+
+def test_each_tile_has_a_program_where_requests_have_equally_many_elements():
+    shape = RAGGED_SHAPES["few, long"]
+    tile_size = shape.tile_size
+    assert ragged_grid(3, 3 * tile_size, 3 * tile_size, shape) == (1, 3)
+    assert ragged_grid(3, 3 * tile_size + 3, 3 * tile_size + 3, shape) == (2, 3)
+    assert ragged_grid(3, 9 * tile_size, 2 * tile_size + 1, shape) == (3, 3)
+    assert ragged_grid(3, 2**40, 2**40, shape) == (shape.max_tile_programs // 3, 3)
+    assert ragged_grid(1000, 2**40, 2**40, shape) == (1, 1000)
+    assert ragged_grid(1000, 1, 1, shape) == (1, 1000)
 
 
 def test_lanes_of_a_request_are_a_power_of_two():

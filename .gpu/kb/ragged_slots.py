@@ -1,0 +1,422 @@
+"""The slots of a batch whose requests have any number of tokens: shared by the kernels."""
+
+import triton
+import triton.language as tl
+
+from .ragged_batch import add_lens_before, clip_to_tile, find_owners, load_lens, sum_four
+from .slots import load_slots, load_slots_of_run
+
+
+@triton.jit
+def write_slots(
+    out_ptr,
+    num_elements,
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    offsets_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    program,
+    num_programs,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    group_size: tl.constexpr,
+    short_len: tl.constexpr,
+    tile_size: tl.constexpr,
+):
+    """Write what one program owes of the slots of a ragged batch.
+
+    Args:
+        out_ptr: Slot per element, written; int32 or int64.
+        num_elements: Scalar, elements that may be written.
+        req_pool_indices_ptr: [batch_size], any values.
+        lens_ptr: [batch_size], tokens of each request; any values.
+        starts_ptr: [batch_size], position of each request's first token; any values. None if that
+            is num_skipped.
+        offsets_ptr: [batch_size], element of each request's first token, ascending; any values.
+            None if the tokens lie one request after another.
+        batch_size: Scalar.
+        num_skipped: Scalar, tokens of each request in front of those that count.
+        max_len: Scalar, how many tokens of a request count at most.
+        req_to_page_ptr: [num_rows, max_pages], page ids; int32.
+        row_stride: Scalar, elements from one row to the next.
+        num_rows: Scalar.
+        max_pages: Scalar.
+        program: Scalar, number of this program.
+        num_programs: Scalar; one a group, and those that share the tiles.
+        page_size: Tokens per page.
+        window_size, has_one_window, group_size, short_len, tile_size: As `RaggedShape` has them.
+    """
+    num_groups = tl.cdiv(batch_size, group_size)
+    if program < num_groups:
+        write_slots_of_short_requests(
+            out_ptr,
+            num_elements,
+            req_pool_indices_ptr,
+            lens_ptr,
+            starts_ptr,
+            offsets_ptr,
+            batch_size,
+            num_skipped,
+            max_len,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            program.to(tl.int64) * group_size,
+            page_size,
+            window_size,
+            has_one_window,
+            group_size,
+            short_len,
+        )
+    else:
+        num_tile_programs = (num_programs - num_groups).to(tl.int64)
+        tile_start = (program - num_groups).to(tl.int64) * tile_size
+        while tile_start < num_elements:
+            is_last = write_slots_of_tile(
+                out_ptr,
+                num_elements,
+                req_pool_indices_ptr,
+                lens_ptr,
+                starts_ptr,
+                offsets_ptr,
+                batch_size,
+                num_skipped,
+                max_len,
+                req_to_page_ptr,
+                row_stride,
+                num_rows,
+                max_pages,
+                tile_start,
+                page_size,
+                window_size,
+                has_one_window,
+                short_len,
+                tile_size,
+            )
+            next_start = tile_start + num_tile_programs * tile_size
+            tile_start = tl.where(is_last, num_elements, next_start)
+
+
+@triton.jit
+def write_slots_of_short_requests(
+    out_ptr,
+    num_elements,
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    offsets_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    first_req_idx,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    group_size: tl.constexpr,
+    short_len: tl.constexpr,
+):
+    """Write the slots of those requests of a group that have short_len tokens at most."""
+    lane = tl.arange(0, group_size * short_len)
+    req_idx = first_req_idx + lane // short_len
+    idx_in_req = lane % short_len
+    is_request = req_idx < batch_size
+    length = load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len)
+    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_request, other=-1).to(tl.int64)
+    if starts_ptr is None:
+        position = (num_skipped + idx_in_req).to(tl.int64)
+    else:
+        start = tl.load(starts_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        position = start + idx_in_req
+    if offsets_ptr is None:
+        lens_before = add_lens_before(
+            lens_ptr, first_req_idx, num_skipped, max_len, window_size, has_one_window
+        )
+    else:
+        first_element = tl.load(offsets_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+
+    is_token = (idx_in_req < length) & (length <= short_len)
+    slot = load_slots(
+        req_to_page_ptr,
+        row_stride,
+        num_rows,
+        max_pages,
+        req_pool_idx,
+        position,
+        is_token,
+        page_size,
+    )
+    # The page ids are under way while the lengths are added up.
+    if offsets_ptr is None:
+        summed_once = tl.where(idx_in_req == 0, length, 0)
+        first_element = tl.sum(lens_before, axis=0) + tl.cumsum(summed_once, 0) - length
+    element = first_element + idx_in_req
+    tl.store(
+        out_ptr + element,
+        slot.to(out_ptr.dtype.element_ty),
+        mask=is_token & (element >= 0) & (element < num_elements),
+    )
+
+
+@triton.jit
+def write_slots_of_tile(
+    out_ptr,
+    num_elements,
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    offsets_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    tile_start,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    has_one_window: tl.constexpr,
+    short_len: tl.constexpr,
+    tile_size: tl.constexpr,
+):
+    """Write the slots of a tile that belong to requests of more than short_len tokens.
+
+    Returns whether the batch ends in front of the end of the tile.
+    """
+    tile_len = tl.minimum(num_elements - tile_start, tile_size)
+    tile_end = tile_start + tile_len
+    walked = tl.full((), 0, tl.int64)
+    walked_end = tl.full((), 0, tl.int64)
+    if has_one_window:
+        walked_end = write_slots_of_window(
+            out_ptr,
+            req_pool_indices_ptr,
+            lens_ptr,
+            starts_ptr,
+            offsets_ptr,
+            batch_size,
+            num_skipped,
+            max_len,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            tile_start,
+            tile_len,
+            walked,
+            walked_end,
+            page_size,
+            window_size,
+            short_len,
+            tile_size,
+        )
+    else:
+        while (walked < batch_size) & (walked_end <= tile_end):
+            walked_end = write_slots_of_window(
+                out_ptr,
+                req_pool_indices_ptr,
+                lens_ptr,
+                starts_ptr,
+                offsets_ptr,
+                batch_size,
+                num_skipped,
+                max_len,
+                req_to_page_ptr,
+                row_stride,
+                num_rows,
+                max_pages,
+                tile_start,
+                tile_len,
+                walked,
+                walked_end,
+                page_size,
+                window_size,
+                short_len,
+                tile_size,
+            )
+            walked += window_size
+    return walked_end <= tile_end
+
+
+@triton.jit
+def write_slots_of_window(
+    out_ptr,
+    req_pool_indices_ptr,
+    lens_ptr,
+    starts_ptr,
+    offsets_ptr,
+    batch_size,
+    num_skipped,
+    max_len,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    tile_start,
+    tile_len,
+    walked,
+    walked_end,
+    page_size: tl.constexpr,
+    window_size: tl.constexpr,
+    short_len: tl.constexpr,
+    tile_size: tl.constexpr,
+):
+    """Write what `write_slots_of_tile` does, for the requests of one window.
+
+    Args:
+        walked: int64 scalar, the first of them.
+        walked_end: int64 scalar, where the tokens of those before it end.
+
+    Returns:
+        int64 scalar, where their tokens end.
+    """
+    req_idx = walked + tl.arange(0, window_size)
+    is_request = req_idx < batch_size
+    lens = load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len)
+    rows = tl.load(req_pool_indices_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+    if starts_ptr is None:
+        starts = tl.zeros([window_size], tl.int64) + num_skipped
+    else:
+        starts = tl.load(starts_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+    if offsets_ptr is None:
+        ends = walked_end.to(lens.dtype) + tl.cumsum(lens, 0)
+        begins = ends - lens
+    else:
+        begins = tl.load(offsets_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        begins = tl.where(is_request, begins, tile_start + tile_len)
+        ends = begins + lens
+    first, end = clip_to_tile(begins, lens, tile_start, tile_len)
+    is_here = (lens > short_len) & (first < end)
+    is_last = req_idx == tl.minimum(walked + window_size, batch_size) - 1
+    # Of lane 0 of the tile, as if it belonged to the request.
+    position = starts + (tile_start - begins)
+    # How many requests are here, and what is known of one if it is the only one.
+    lanes_here = 0x100000000 + end.to(tl.int64) * 0x10000 + first
+    lanes_of_all, row, position_of_one, window_end = sum_four(
+        tl.where(is_here, lanes_here, 0),
+        tl.where(is_here, rows, 0),
+        tl.where(is_here, position, 0),
+        tl.where(is_last, ends, 0).to(tl.int64),
+    )
+    num_here = lanes_of_all // 0x100000000
+    if num_here == 1:
+        write_slots_of_run(
+            out_ptr + tile_start,
+            (lanes_of_all % 0x10000).to(tl.int32),
+            (lanes_of_all // 0x10000 % 0x10000).to(tl.int32),
+            row,
+            position_of_one,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            tile_size,
+            page_size,
+        )
+    elif num_here > 1:
+        write_slots_of_runs(
+            out_ptr + tile_start,
+            first,
+            tl.where(is_here, end, 0),
+            rows,
+            position,
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            tile_size,
+            page_size,
+        )
+    return window_end
+
+
+@triton.jit
+def write_slots_of_run(
+    tile_ptr,
+    first,
+    end,
+    req_pool_idx,
+    position,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    tile_size: tl.constexpr,
+    page_size: tl.constexpr,
+):
+    """Write the slots of lanes first ... end - 1 of a tile, all of them one request's."""
+    slot = load_slots_of_run(
+        req_to_page_ptr,
+        row_stride,
+        num_rows,
+        max_pages,
+        req_pool_idx,
+        position,
+        first,
+        end,
+        tile_size,
+        page_size,
+        tile_ptr.dtype.element_ty,
+    )
+    lane = tl.arange(0, tile_size)
+    tl.store(tile_ptr + lane, slot, mask=(lane >= first) & (lane < end))
+
+
+@triton.jit
+def write_slots_of_runs(
+    tile_ptr,
+    first,
+    end,
+    rows,
+    position,
+    req_to_page_ptr,
+    row_stride,
+    num_rows,
+    max_pages,
+    tile_size: tl.constexpr,
+    page_size: tl.constexpr,
+):
+    """Write the slots of the lanes first ... end - 1 of each request of a window.
+
+    Args:
+        tile_ptr: Element of lane 0.
+        first: [window_size] int32, ascending and none negative; tile_size or more for a request
+            behind the tile.
+        end: [window_size] int32, 0 for a request that has no lane.
+        rows: [window_size], request pool indices; any values.
+        position: [window_size] int64, of lane 0, as if it belonged to the request.
+        req_to_page_ptr, row_stride, num_rows, max_pages, page_size: As `load_slots` has them.
+        tile_size: Lanes.
+    """
+    # In pieces: a search in all lanes of a large tile would take all registers.
+    piece_size: tl.constexpr = tile_size if tile_size < 512 else 512
+    piece_start = tl.full((), 0, tl.int32)
+    while piece_start < tile_size:
+        owner, has_owner = find_owners(tl.maximum(first - piece_start, 0), piece_size)
+        lane = piece_start + tl.arange(0, piece_size)
+        is_token = has_owner & (lane < tl.gather(end, owner, axis=0))
+        slot = load_slots(
+            req_to_page_ptr,
+            row_stride,
+            num_rows,
+            max_pages,
+            tl.gather(rows, owner, axis=0).to(tl.int64),
+            tl.gather(position, owner, axis=0) + lane,
+            is_token,
+            page_size,
+        )
+        tl.store(tile_ptr + lane, slot.to(tile_ptr.dtype.element_ty), mask=is_token)
+        piece_start += piece_size
