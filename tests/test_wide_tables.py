@@ -203,3 +203,13 @@ def test_without_a_net_wide_tables_are_not_drawn():
     family = family_named("compute_out_cache_loc")
     assert "wide table" in checker.domain(family).without
     assert checker.domain(family) != Domain()
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="needs a GPU"
+)
+@pytest.mark.parametrize("memory", ["guard", "net"])
+def test_what_is_too_large_for_a_block_or_a_net_lies_in_an_arena(memory):
+    checker = Checker(load_target("ours"), "cuda", memory)
+    case = FAR_APART.replace(req_to_pages=PageTable(3, 4 * 2**20), layout=())
+    assert checker.check(family_named("compute_out_cache_loc"), case).passed

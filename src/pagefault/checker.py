@@ -16,7 +16,7 @@ from .case import Case, CaseError, Cells
 from .comparison import Comparison, Outcome
 from .family import Argument, Domain, Expected, Family, HostTensor, Plain, Tensor
 from .footprint import needed_reads, touched_cells
-from .memory import POISONS, TORCH_DTYPES, Memory, Plan, Replicas, Touched, memories_of
+from .memory import POISONS, TORCH_DTYPES, CudaMemory, Memory, Plan, Replicas, Touched, memories_of
 from .target import Target
 from .verdict import Finding, Verdict
 
@@ -84,6 +84,9 @@ class Checker:
                 self.unchecked = f"addresses are not checked: {self._watch.missing}"
         else:
             self._ways = [Way(memory) for memory in self._memories]
+            if not any(isinstance(memory, CudaMemory) for memory in self._memories):
+                # For cases whose tensors are too large for blocks and nets.
+                self._memories = [*self._memories, CudaMemory()]
             self._replays = [Way(self._memories[0], is_replay=True)]
         nets = [way for way in self._ways if device == "cuda" and way.memory.reserves]
         others = [way for way in self._ways if way not in nets]
