@@ -5,11 +5,13 @@ import marshal
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from .checks import (
+    INT32_MAX,
     INT32_MIN,
     check_index_vector,
     check_launchable,
@@ -435,15 +437,15 @@ def update_block_table(
     num_rows, max_pages = req_to_page.shape
     packed = _pack(step, req_to_page.is_cuda) or _pack(_checked(step), req_to_page.is_cuda)
     assert packed is not None
-    # The numbers are looked at as arrays: built-ins would take several times as long.
-    vectors = packed.numbers.numpy()[: 3 * len(step.sizes)].reshape(3, -1)
+    # The numbers are looked at as arrays: built-ins would take several times as long. A negative
+    # one is among the largest where there is no sign.
+    vectors = packed.numbers.numpy()[: 3 * len(step.sizes)].view(np.uint32).reshape(3, -1)
     rows, sizes, begins = vectors
-    if vectors.min() < 0 or rows.max() >= num_rows:
+    if rows.max() >= num_rows or vectors.max() > INT32_MAX:
         _refuse_numbers(step, num_rows)
-    if (sizes != packed.num_page_ids_of_reqs).any():
+    if sizes.tobytes() != packed.num_page_ids_of_reqs.tobytes():
         _refuse_sizes(step)
-    # The sum of begin and size would wrap.
-    if (begins > max_pages - sizes).any():
+    if (begins + sizes).max() > max_pages:
         packed = _pack(_clamped(_checked(step), max_pages), req_to_page.is_cuda)
         assert packed is not None
     _update_from_packed(req_to_page, packed.numbers, len(step.sizes))
@@ -584,8 +586,7 @@ class _Packed(NamedTuple):
 
 # In version 2 of marshal's format a 32-bit int takes a tag and four bytes, and so does what stands
 # in front of the entries of a list or a tuple: tag and length.
-_MARSHALLED = [("tag", "u1"), ("value", "<i4")]
-_MARSHALLED_DTYPE = torch.empty(0, dtype=torch.uint8).numpy().view(_MARSHALLED).dtype
+_MARSHALLED = np.dtype([("tag", "u1"), ("value", "<i4")])
 
 
 def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
@@ -596,20 +597,23 @@ def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
     """
     lists: Any = step[1:]
     try:
-        stream = bytearray(marshal.dumps(lists, 2))
+        stream = marshal.dumps(lists, 2)
     except ValueError:
         return None
-    tags = stream[::5]
-    num_ints = tags.count(b"i")
-    num_lists = tags.count(b"[") + tags.count(b"(")
-    is_flat = num_lists == 5 + len(step.sizes)
-    if not is_flat or num_ints + num_lists != len(tags) or len(stream) != 5 * len(tags):
+    num_lists = 5 + len(step.sizes)
+    if len(stream) % _MARSHALLED.itemsize:
         return None
-    entries = torch.frombuffer(stream, dtype=torch.uint8).numpy().view(_MARSHALLED_DTYPE)
-    values, is_int = entries["value"], entries["tag"] == ord("i")
+    entries = np.frombuffer(stream, _MARSHALLED)
+    tags, values = entries["tag"], entries["value"]
+    is_int = tags == ord("i")
+    num_ints = int(np.count_nonzero(is_int))
+    is_list = ~is_int
+    tags_of_lists = tags[is_list].tobytes()
+    if num_ints + num_lists != len(entries) or tags_of_lists.strip(b"[("):
+        return None
     numbers = torch.empty(num_ints, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
-    numbers.numpy()[:] = values[is_int]
-    return _Packed(numbers, values[~is_int][5:])
+    np.compress(is_int, values, out=numbers.numpy())
+    return _Packed(numbers, values[is_list][5:])
 
 
 def _checked(step: _Step) -> _Step:
