@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from .case import Case
 from .family import family_named
 from .isolation import death_verdict, hang_verdict
 from .journal import JournalError, Noted, read_noted
@@ -18,13 +17,15 @@ from .plan import Plan
 from .processes import GONE, STOP_SECONDS, End, LocalProcesses, Processes
 from .recheck import JOURNALS, OUT_OF_TIME, Again, of_journals
 from .result import FAILS, NOT_SHRUNK_YET, PASSES, FamilyTally, Found, Result
+from .side_case import cause, told
 from .state import CampaignFolder, State
 from .verdict import Signature, Verdict
 from .worker import SHRINK_BUDGET, Assignment, Round, recheck, shrink, work
 
 __all__ = ["FamilyTally", "Found", "Plan", "Result", "run"]
 
-# A family that has ended so many workers has shown its fault: the others get the time.
+# What has ended so many workers has shown its fault: a family, or what its side cases are held to.
+# The others get the time.
 MOST_DEATHS_PER_FAMILY = 3
 # So many workers may fail outside any case before none is replaced any more.
 MOST_FAILURES = 8
@@ -168,9 +169,10 @@ class _Campaign:
     # Processes
 
     def _spawn(self, worker: int) -> None:
-        """Start a worker where another has left off, without families that end every worker."""
+        """Start a worker where another has left off, without what ends every worker."""
         deaths = self._state.deaths
-        families = [f for f in self._plan.families if deaths[f] < MOST_DEATHS_PER_FAMILY]
+        left_out = frozenset(c for c, times in deaths.items() if times >= MOST_DEATHS_PER_FAMILY)
+        families = [family for family in self._plan.families if family not in left_out]
         cases_left = self._state.cases_left(worker)
         if not families or cases_left < 1 or self._is_stopping:
             return
@@ -180,6 +182,7 @@ class _Campaign:
             dict(self._state.progress[worker].rounds),
             cases_left,
             f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}",
+            left_out,
         )
         self._assignments[self._num_started] = assignment
         self._start(work, self._plan, assignment, journal=assignment.journal)
@@ -237,9 +240,6 @@ class _Campaign:
             self._result.unchecked = content
         elif kind == "failed":
             self._result.failures.append(content)
-        elif kind == "lane failed":
-            self._result.lane_failures.append(content)
-            self._has_news = True
         elif kind == "ended":
             self._ended.add(number)
             self._settle(number)
@@ -264,12 +264,11 @@ class _Campaign:
         self._owners.setdefault(found.signature, number)
         self._has_news = True
 
-    def _take_death(self, number: int, family: str, found: Found | None = None) -> None:
+    def _take_death(self, number: int, cause: str, found: Found) -> None:
         """Note what has ended a worker, and replace it."""
-        self._state.deaths[family] += 1
-        if found is not None:
-            self._result.counts[found.signature] += 1
-            self._take_found(number, found)
+        self._state.deaths[cause] += 1
+        self._result.counts[found.signature] += 1
+        self._take_found(number, found)
         self._settle(number)
         self._replace(number)
 
@@ -289,9 +288,6 @@ class _Campaign:
 
     def _take_failure(self, item: Again, verdict: Verdict) -> None:
         family = family_named(item.family)
-        if not isinstance(item.case, Case):
-            self._result.lane_failures.append(f"{verdict.text()}\n{item.case.to_json(family)}")
-            return
         how_small = item.how_small if verdict.signature == item.signature else NOT_SHRUNK_YET
         found = Found.of(family, item.case, verdict, how_small)
         self._result.add(found)
@@ -302,7 +298,7 @@ class _Campaign:
             # Its round would end the next worker as well. Where only an answer is wrong, the
             # round is run again and counts it.
             self._result.counts[found.signature] += 1
-            self._state.deaths[item.family] += 1
+            self._state.deaths[cause(item.family, item.case)] += 1
             rounds = self._state.progress[item.worker].rounds
             rounds[item.family] = max(rounds[item.family], item.round_number + 1)
 
@@ -357,11 +353,8 @@ class _Campaign:
         # The round counts as done: it would end the next worker as well.
         rounds = self._state.progress[assignment.worker].rounds
         rounds[family.name] = max(rounds[family.name], noted.round_number + 1)
-        if isinstance(noted.case, Case):
-            self._take_death(number, family.name, Found.of(family, noted.case, verdict))
-        else:
-            self._result.lane_failures.append(f"{verdict.text()}\n{noted.case.to_json(family)}")
-            self._take_death(number, family.name)
+        found = Found.of(family, noted.case, told(noted.case, verdict))
+        self._take_death(number, cause(family.name, noted.case), found)
 
     def _settle(self, number: int) -> None:
         """Note that what a process had under way is taken, and find others for what it owned."""

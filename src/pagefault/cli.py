@@ -24,21 +24,21 @@ from rich.text import Text
 
 from . import __version__, github
 from .campaign import Plan, Result, run
-from .case import Case, CaseError
+from .case import CaseError
 from .conformance import replay_line, write_case
 from .corpus import CORPUS, corpora_of
 from .corpus import merge as merge_corpora
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
-from .family import FamilyError, case_from_json, families, family_named
+from .family import FamilyError, families, family_named
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
 from .findings import merge as merge_findings
-from .garbage import check_garbage, garbage_from_json, is_garbage
 from .isolation import check_in_child
 from .pace import Pace
 from .recheck import Again, of_bugs, of_findings
 from .record import FIXED, Record
 from .report import report_of_campaign, report_of_folder
 from .result import FAILS, PASSES
+from .side_case import AnyCase, any_case_from_json, check_any, why_not
 from .soak import demanded_checks, some_of
 from .soak import why_void as why_soak_is_void
 from .specialisations import json_of, lines_of
@@ -215,12 +215,11 @@ def fuzz(
         is_soak=soak,
         strict=strict,
         machine=platform.node() if machine is None else machine,
-        out=str(out),
     )
     console = Console()
     context = Context.of(plan)
     opened = open_campaign(plan, context.run, state, resume)
-    plan = opened.state.plan = dataclasses.replace(opened.state.plan, out=str(out))
+    plan = opened.state.plan
     context = dataclasses.replace(context, run=opened.state.run)
     _print_header(console, plan, "" if ray is None else f" on the Ray cluster {ray}")
     for line in opened.lines:
@@ -273,7 +272,7 @@ def fuzz(
             console.print(Text(f"--report {str(report)!r} can't be written: {_reason(error)}"))
     if github.are_wanted():
         _annotate(plan, result, loaded, paths)
-    if result.findings or result.lane_failures:
+    if result.findings:
         raise typer.Exit(FOUND_SOMETHING)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -306,24 +305,19 @@ def repro(
     target = target or "ours"
     prepare(resolved)
     try:
-        garbage = None
-        if is_garbage(text):
-            family, garbage = garbage_from_json(text)
-            loaded_case = garbage.case
-        else:
-            family, loaded_case = case_from_json(text)
+        family, loaded_case = any_case_from_json(text)
     except CaseError as error:
         raise Usage(f"case {str(case)!r}: {error}") from error
     loaded = load_target(target)
     if family.name not in loaded.functions:
         raise Usage(f"target {target!r} has no {family.name}: {loaded.skipped[family.name]}")
+    reason = why_not(family, loaded_case, loaded)
+    if reason:
+        raise Usage(f"case {str(case)!r} says nothing of target {target!r}: {reason}")
     from .checker import Checker
 
-    def check(case: Case) -> Verdict:
-        checker = Checker(loaded, resolved, strict=strict)
-        if garbage is not None:
-            return check_garbage(checker, family, garbage, thoroughly=True)
-        return checker.check_thoroughly(family, case)
+    def check(case: AnyCase) -> Verdict:
+        return check_any(Checker(loaded, resolved, strict=strict), family, case)
 
     # The device is the child's alone, and so is a death.
     verdict = check_in_child(check, family, loaded_case, Plan.case_seconds)
@@ -721,9 +715,6 @@ def _print_closing(
             console.print(Text(f"  {replay}"), soft_wrap=True)
         failure = filing.failures.get(found.signature)
         console.print(Text(f"  {failure or f'finding: {folder}'}"), soft_wrap=True)
-    for failure in result.lane_failures:
-        console.print()
-        console.print(Text(failure), soft_wrap=True)
     console.print()
     for fault, times in _known(plan, result, target):
         console.print(
@@ -858,7 +849,6 @@ def _write_json(
             }
             for found in result.findings.values()
         ],
-        "lane_failures": result.lane_failures,
         "known": [
             {"signature": fault.signature, "count": times, "reason": fault.reason}
             for fault, times in _known(plan, result, target)

@@ -246,7 +246,7 @@ def _search(
     num_cases: int | None,
     seed: int | None,
     shard: int,
-) -> tuple[Minimal | Ended | None, str]:
+) -> tuple[Minimal[Case] | Ended | None, str]:
     """Return the smallest case that fails, or one that took the device along; and what could not
     be checked.
     """
@@ -311,7 +311,7 @@ def noting(family: Family, check: Callable[[C], Verdict]) -> Callable[[C], Verdi
     return check_noted
 
 
-def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) -> Minimal:
+def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) -> Minimal[Case]:
     """Return the smallest case that ends its process as this one did."""
     from .checker import Checker
 

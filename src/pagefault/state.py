@@ -75,7 +75,8 @@ class State:
         plan: What it runs.
         result: What it has run and found.
         progress: Of each worker.
-        deaths: How many workers each family has ended.
+        deaths: How many workers each family has ended, and each thing that side cases of one are
+            held to; see `cause`.
         settled: The names of the journals that hold nothing that is not counted in the result.
         is_over: Whether all was run.
     """
@@ -132,7 +133,6 @@ class State:
             ],
             "counts": [[*signature, count] for signature, count in result.counts.items()],
             "known": [*result.known.items()],
-            "lane_failures": result.lane_failures,
             "failures": result.failures,
             "tallies": {name: _of_tally(tally) for name, tally in result.tallies.items()},
         }
@@ -154,7 +154,6 @@ class State:
                 {found.signature: found for found in map(_found, document["findings"])},
                 Counter({Signature(*words): count for *words, count in document["counts"]}),
                 Counter(dict(document["known"])),
-                lane_failures=[str(line) for line in document["lane_failures"]],
                 seconds=float(document["seconds"]),
                 failures=[str(line) for line in document["failures"]],
                 rechecked={str(name): str(said) for name, said in document["rechecked"].items()},

@@ -16,6 +16,7 @@ from typing import Any
 
 from .case import Case, CaseError
 from .family import Dialect, Domain, Family, families
+from .side_case import AnyCase, SideCase, legal_part
 from .verdict import Finding, Signature, Verdict
 
 DECLARATION = "pagefault_target"
@@ -117,15 +118,17 @@ class Target:
         """Return the terms of a function."""
         return self.functions_terms.get(function, Terms(self.dialect, self.without))
 
-    def allows(self, family: Family, case: Case) -> bool:
+    def allows(self, family: Family, case: AnyCase) -> bool:
         """Return whether a case has none of the edges that the function can't do."""
         without = self.terms_of(family.name).without
-        return not without or family.edges(case).isdisjoint(without)
+        return not without or family.edges(legal_part(case)).isdisjoint(without)
 
     def without_known(
-        self, family: Family, case: Case, verdict: Verdict
+        self, family: Family, case: AnyCase, verdict: Verdict
     ) -> tuple[Verdict, tuple[int, ...]]:
         """Return a verdict without the faults that are known, and which of those it had.
+
+        Known faults are those of legal cases that are held to the contract.
 
         Args:
             family: The case's family.
@@ -136,7 +139,7 @@ class Target:
             The verdict, and indices into `known_faults`.
         """
         faults = [(i, f) for i, f in enumerate(self.known_faults) if f.family == family.name]
-        if verdict.passed or not faults:
+        if verdict.passed or not faults or isinstance(case, SideCase):
             return verdict, ()
         new: list[Finding] = []
         known: list[int] = []

@@ -16,15 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import reached, specialisations
 from .case import Case
 from .corpus import Corpus, Entry
-from .device import is_device_lost
 from .explanation import through_interpreter
-from .family import Domain, Family, case_from_json, family_named
+from .family import Domain, Family, family_named
 from .findings import reproduce_rate
 from .isolation import SHRINK_CASE_SECONDS, checking_in_children
 from .journal import Journal
@@ -35,9 +33,13 @@ from .plan import Plan
 from .processes import Place
 from .recheck import Again, check_again
 from .result import FamilyTally, Found
+from .side_case import AnyCase, any_case_from_json, cause, check_any
 from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
 from .stream import derived_seed, draw_cases
 from .verdict import Signature, Verdict
+
+if TYPE_CHECKING:
+    from .soak import Side
 
 MINIMISE_BUDGET = Budget(seconds=20.0)
 # What is found last may be made smaller for so long after the run's time.
@@ -45,7 +47,7 @@ OVERTIME_SECONDS = 15.0
 
 # For findings that end or block processes; a check that never returns costs its whole time.
 SHRINK_BUDGET = Budget(seconds=60.0)
-MOST_SIGNATURES_PER_FAMILY = 6
+MOST_SIGNATURES_PER_CAUSE = 6
 
 # A round is short enough for families to take turns, and to stop.
 CASES_PER_ROUND = {"cpu": 64, "cuda": 512}
@@ -69,6 +71,7 @@ class Assignment:
         rounds: How many rounds of each family are done.
         cases_left: How many cases it may still run.
         journal: The name of the journal where it notes what it launches.
+        left_out: What ends every worker, see `cause`.
     """
 
     worker: int
@@ -76,6 +79,7 @@ class Assignment:
     rounds: Mapping[str, int]
     cases_left: float
     journal: str
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
 
     torch.set_num_threads(1)
     target = load_target(plan.target)
-    family, case = case_from_json(found.case)
+    family, case = any_case_from_json(found.case)
 
     check_unless_over = checking_in_children(
         target,
@@ -197,7 +201,7 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
         min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device]),
     )
 
-    def check(candidate: Case) -> Verdict:
+    def check(candidate: AnyCase) -> Verdict:
         if stop.is_set():
             raise _Stopped
         return check_unless_over(candidate)
@@ -214,7 +218,7 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
     report(dataclasses.replace(smallest, reproduced=rate))
 
 
-def _found_minimal(plan: Plan, family: Family, minimal: Minimal) -> Found:
+def _found_minimal(plan: Plan, family: Family, minimal: Minimal[Any]) -> Found:
     """Return a finding, with what the interpreter says of it: it knows the kernel's line."""
     explained = ""
     if plan.device == "cuda":
@@ -229,7 +233,7 @@ class _Stopped(BaseException):
 class _DeviceLost(BaseException):
     """Ends a round: nothing can be launched in this process any more.
 
-    Its arguments are the family's name and, of a legal case, what was found.
+    Its arguments are what is to blame, see `cause`, and what was found.
     """
 
 
@@ -249,8 +253,6 @@ class Worker:
         import torch
 
         from .checker import Checker
-        from .conformance import session
-        from .soak import Lanes
         from .target import load_target
 
         torch.set_num_threads(1)
@@ -261,17 +263,15 @@ class Worker:
         self._families = [family_named(name) for name in assignment.families]
         assert place.journal is not None
         self._journal = Journal(place.journal, assignment.worker)
-        # This process may die itself: what properties launch is noted, and they start no other.
-        session.journal = self._journal
-        session.out = Path(plan.out)
         self._say = say
         self._stop = place.stop
         self._target = load_target(plan.target)
         self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
-        self._lanes = Lanes(plan, self._target, self._checker, self._worker)
+        self._left_out = assignment.left_out
         self._recorder = specialisations.install()
-        self._best: dict[Signature, tuple[Case, Verdict]] = {}
-        self._minimised: set[Signature] = set()
+        self._best: dict[Signature, tuple[AnyCase, Verdict]] = {}
+        # By what was to blame: what is wrong in many ways is made smaller in a few.
+        self._minimised: dict[Signature, str] = {}
         self._seen: Counter[Signature] = Counter()
         self._known: Counter[int] = Counter()
         self._corpus = Corpus()
@@ -310,7 +310,7 @@ class Worker:
         self._journal.round_number = self._rounds[family.name]
         self._round(family, tally)
         if self._plan.is_soak:
-            self._run_lanes(family)
+            self._sides(family)
 
     def _report_round(self, family: Family, tally: FamilyTally) -> None:
         """Say what a round has come to, all at once: it counts as a whole or not at all."""
@@ -321,14 +321,21 @@ class Worker:
         self._rounds[family.name] += 1
         self._seen, self._known, self._entries = Counter(), Counter(), []
 
-    def _run_lanes(self, family: Family) -> None:
-        """Run what a soak has beside a round."""
+    def _sides(self, family: Family) -> None:
+        """Run what a soak has beside a round, the same in every run of the same campaign."""
+        from .soak import sides_of
+
         round_number = self._rounds[family.name]
         narrowed = partial(self._narrowed, family, round_number)
-        for failure in self._lanes.run(family, round_number, narrowed):
-            self._say("lane failed", failure)
-            if is_device_lost(self._plan.device):
-                raise _DeviceLost(family.name)
+        for side in sides_of(self._checker, family, round_number, narrowed):
+
+            def use(drawn: Any, side: Side = side) -> bool:
+                self._check_and_note(family, side.of(drawn))
+                return bool(self._stop.is_set())
+
+            stream = (*self._plan.stream(self._worker, family.name), round_number, side.held_to)
+            if f"{side.held_to}: {family.name}" not in self._left_out:
+                draw_cases(side.strategy, side.num_cases, derived_seed(*stream), use)
 
     def _goes_on(self) -> bool:
         over = time.monotonic() >= self._deadline or self._cases_left < 1
@@ -351,9 +358,7 @@ class Worker:
             entry = self._corpus.take(family, case, edges)
             if entry is not None:
                 self._entries.append(entry)
-            verdict = self._check(self._checker.check, family, case)
-            if not verdict.passed:
-                self._note(family, case, verdict)
+            self._check_and_note(family, case)
             return False
 
         started = time.monotonic()
@@ -388,22 +393,25 @@ class Worker:
             dtype_choices=(1 + share + all_sizes,),
         )
 
-    def _check(
-        self, check: Callable[[Family, Case], Verdict], family: Family, case: Case
-    ) -> Verdict:
+    def _check_and_note(self, family: Family, case: AnyCase) -> None:
+        verdict = self._check(family, case, thoroughly=False)
+        if not verdict.passed:
+            self._note(family, case, verdict)
+
+    def _check(self, family: Family, case: AnyCase, thoroughly: bool) -> Verdict:
         if not self._target.allows(family, case):
             return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         self._journal.note(family.name, case)
-        verdict = check(family, case)
+        verdict = check_any(self._checker, family, case, thoroughly)
         if verdict.fatal:
             # The case stays noted, should nobody be left to hear of it.
-            raise _DeviceLost(family.name, Found.of(family, case, verdict))
+            raise _DeviceLost(cause(family.name, case), Found.of(family, case, verdict))
         self._journal.clear()
         verdict, known = self._target.without_known(family, case, verdict)
         self._known.update(known)
         return verdict
 
-    def _note(self, family: Family, case: Case, verdict: Verdict) -> None:
+    def _note(self, family: Family, case: AnyCase, verdict: Verdict) -> None:
         signature = verdict.signature
         self._seen[signature] += 1
         known = self._best.get(signature)
@@ -418,11 +426,11 @@ class Worker:
         for signature, (case, verdict) in list(self._best.items()):
             if signature in self._minimised:
                 continue
-            self._minimised.add(signature)
             family = family_named(signature.family)
-            siblings = sum(other.family == signature.family for other in self._minimised)
+            self._minimised[signature] = cause(family.name, case)
+            siblings = [*self._minimised.values()].count(self._minimised[signature])
             left = self._deadline + OVERTIME_SECONDS - time.monotonic()
-            if siblings > MOST_SIGNATURES_PER_FAMILY or left <= 0:
+            if siblings > MOST_SIGNATURES_PER_CAUSE or left <= 0:
                 why = "one of many" if left > 0 else "the time was over"
                 self._say("found", Found.of(family, case, verdict, f"not shrunk: {why}"))
                 continue
@@ -441,7 +449,7 @@ class Worker:
                 return
             self._say("found", dataclasses.replace(found, reproduced=rate))
 
-    def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
+    def _check_unless_stopped(self, family: Family, case: AnyCase) -> Verdict:
         if self._stop.is_set():
             raise _Stopped
-        return self._check(self._checker.check_thoroughly, family, case)
+        return self._check(family, case, thoroughly=True)

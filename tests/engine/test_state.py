@@ -34,7 +34,6 @@ def full_state():
     state.result.add(found)
     state.result.counts[SIGNATURE] = 4
     state.result.known[2] = 5
-    state.result.lane_failures.append("a relation")
     state.result.failures.append("worker 1 died")
     state.result.rechecked["name"] = "passes"
     state.result.seconds = 12.5
