@@ -739,8 +739,8 @@ def _print_closing(
         console.print(_check_table(plan, result, target))
     if result.unchecked:
         console.print(Text(result.unchecked), soft_wrap=True)
-    if result.num_lost:
-        console.print(f"workers lost with their machine: {result.num_lost}", highlight=False)
+    if result.lost:
+        console.print(result.lost, highlight=False)
     for failure in result.failures:
         console.print(Text(failure), soft_wrap=True)
     if result.interrupted:
@@ -829,6 +829,7 @@ def _write_json(
         "seed": plan.seed,
         "machine": plan.machine,
         "workers": plan.num_workers,
+        "workers_lost": result.num_lost,
         "seconds": round(result.seconds, 3),
         "void": void,
         "unchecked": result.unchecked,

@@ -160,7 +160,7 @@ class CampaignPart:
         variants: Which of Triton's variants were run, a line each.
         known: Known faults, a line each.
         rechecked: What came of the cases that were checked again first, by name.
-        troubles: What could not be checked or written, and workers that failed.
+        troubles: What could not be checked or written, and workers that failed or were lost.
         void: Why it proves nothing, or "".
         chart: Cases a second, or None where it was too short.
     """
@@ -419,7 +419,7 @@ def _campaign_part(
             if fault.family in plan.families
         ],
         dict(result.rechecked),
-        [*filter(None, [result.unchecked]), *result.failures, *troubles],
+        [*filter(None, [result.unchecked, result.lost]), *result.failures, *troubles],
         void,
         Chart.of(pace),
     )

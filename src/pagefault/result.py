@@ -124,6 +124,11 @@ class Result:
         return sum(tally.cases for tally in self.tallies.values())
 
     @property
+    def lost(self) -> str:
+        """What is to be said of lost workers, or ""."""
+        return f"workers lost with their machine: {self.num_lost}" if self.num_lost else ""
+
+    @property
     def checks(self) -> Counter[str]:
         """How often each check was carried out, see `reached`."""
         return sum((tally.checks for tally in self.tallies.values()), Counter())

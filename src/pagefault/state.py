@@ -134,6 +134,7 @@ class State:
             "counts": [[*signature, count] for signature, count in result.counts.items()],
             "known": [*result.known.items()],
             "failures": result.failures,
+            "num_lost": result.num_lost,
             "tallies": {name: _of_tally(tally) for name, tally in result.tallies.items()},
         }
         return json.dumps(document, indent=1) + "\n"
@@ -157,6 +158,7 @@ class State:
                 seconds=float(document["seconds"]),
                 failures=[str(line) for line in document["failures"]],
                 rechecked={str(name): str(said) for name, said in document["rechecked"].items()},
+                num_lost=int(document["num_lost"]),
             )
             state = cls(
                 str(document["run"]),

@@ -161,6 +161,21 @@ def test_the_campaign_that_nobody_kills_finds_both_faults(undisturbed):
     assert undisturbed["families"][FAMILY]["cases"] == NUM_CASES
 
 
+def test_workers_lost_before_a_kill_are_told_by_the_campaign_that_goes_on(
+    start, write_target, tmp_path
+):
+    target = write_target("pass")
+    command = fuzz_command(target, "--resume", "--report", "report", cases=40)
+    ended(start(tmp_path, command))
+    assert json.loads((tmp_path / "report.json").read_text())["workers_lost"] == 0
+    (path,) = tmp_path.glob(".pagefault/campaigns/*/state.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_lost": 2, "is_over": False}))
+    assert "workers lost with their machine: 2" in ended(start(tmp_path, command))
+    assert json.loads((tmp_path / "report.json").read_text())["workers_lost"] == 2
+    for name in ("report.md", "report.html"):
+        assert "workers lost with their machine: 2" in (tmp_path / "report" / name).read_text()
+
+
 @pytest.mark.slow
 def test_a_case_that_kills_the_whole_campaign_is_found_when_it_goes_on(
     start, write_target, tmp_path

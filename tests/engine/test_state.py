@@ -36,6 +36,7 @@ def full_state():
     state.result.known[2] = 5
     state.result.failures.append("worker 1 died")
     state.result.rechecked["name"] = "passes"
+    state.result.num_lost = 3
     state.result.seconds = 12.5
     state.progress[1] = Progress(3, Counter({FAMILY: 2}))
     state.deaths[FAMILY] = 1
