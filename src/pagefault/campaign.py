@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -20,7 +21,16 @@ from .result import FAILS, NOT_SHRUNK_YET, PASSES, FamilyTally, Found, Result
 from .side_case import cause, told
 from .state import CampaignFolder, State
 from .verdict import Signature, Verdict
-from .worker import SHRINK_BUDGET, Assignment, Round, recheck, shrink, work
+from .worker import (
+    Assignment,
+    Round,
+    out_of_overtime,
+    recheck,
+    seconds_to_shrink,
+    shrink,
+    shrink_case_seconds,
+    work,
+)
 
 __all__ = ["FamilyTally", "Found", "Plan", "Result", "run"]
 
@@ -95,7 +105,9 @@ class _Campaign:
         # Who is going to make a finding smaller.
         self._owners: dict[Signature, int] = {}
         self._to_shrink: deque[Signature] = deque()
-        self._shrinkers: set[int] = set()
+        # What each process was given to make smaller.
+        self._shrinkers: dict[int, Found] = {}
+        self._is_out_of_overtime = False
         self._num_failures = 0
         self._seconds_before = self._result.seconds
         self._started = float("inf")
@@ -125,7 +137,7 @@ class _Campaign:
         """Check again what is to be checked again, then let the workers go until all have ended."""
         if self._recheck:
             self._start(recheck, self._plan, self._recheck)
-        seconds = self._plan.seconds - self._seconds_before
+        seconds = max(0.0, self._plan.seconds - self._seconds_before)
         if seconds > 0:
             for worker in range(self._plan.num_workers):
                 self._spawn(worker)
@@ -136,6 +148,8 @@ class _Campaign:
         self._deadline = self._started + seconds
         self._processes.go(seconds)
         self._collect_until(lambda: self._all_ended() and not self._to_shrink)
+        if self._is_out_of_overtime:
+            self._say_not_shrunk()
 
     def _left_in_journals(self) -> list[Again]:
         """Return what processes were about to launch that somebody has killed.
@@ -190,17 +204,26 @@ class _Campaign:
     def _spawn_shrinkers(self) -> None:
         """Start processes that make cases smaller, as many as there are workers."""
         while self._to_shrink and (self._is_stopping or time.monotonic() >= self._started):
-            is_over = time.monotonic() > self._deadline + SHRINK_BUDGET.seconds
-            if is_over or self._is_stopping:
+            # One case is checked before any smaller one.
+            left = seconds_to_shrink(self._plan, self._deadline)
+            if left < shrink_case_seconds(self._plan) or self._is_stopping:
+                self._is_out_of_overtime = not self._is_stopping
                 self._to_shrink.clear()
                 return
-            if len(self._shrinkers - self._ended) >= self._plan.num_workers:
+            if len(self._shrinkers.keys() - self._ended) >= self._plan.num_workers:
                 return
             found = self._result.findings[self._to_shrink.popleft()]
-            if found.how_small == NOT_SHRUNK_YET:
+            if found.is_to_shrink:
                 number = self._start(shrink, self._plan, found)
-                self._shrinkers.add(number)
+                self._shrinkers[number] = found
                 self._owners[found.signature] = number
+
+    def _say_not_shrunk(self) -> None:
+        """Say of findings why they are left to the next campaign to make smaller."""
+        for found in [*self._result.findings.values()]:
+            if found.is_to_shrink:
+                how_small = f"{NOT_SHRUNK_YET}: {out_of_overtime()} ran out"
+                self._result.add(dataclasses.replace(found, how_small=how_small))
 
     def _start(self, main: Callable[..., None], *arguments: Any, journal: str = "") -> int:
         """Start a process, and return its number."""
@@ -243,6 +266,7 @@ class _Campaign:
         elif kind == "ended":
             self._ended.add(number)
             self._settle(number)
+            self._shrink_smaller(number)
         elif kind == "device lost":
             self._ended.add(number)
             self._take_death(number, *content)
@@ -368,6 +392,14 @@ class _Campaign:
         """Find others to make smaller what a process was to make smaller."""
         owned = [signature for signature, owner in self._owners.items() if owner == number]
         self._to_shrink.extend(owned)
+
+    def _shrink_smaller(self, number: int) -> None:
+        """Have a case made smaller that has come while another of its finding was."""
+        given = self._shrinkers.get(number)
+        if given is not None:
+            found = self._result.findings[given.signature]
+            if found.is_to_shrink and found.case != given.case:
+                self._to_shrink.append(found.signature)
 
     def _replace(self, number: int) -> None:
         """Start a worker for the time that is left."""

@@ -118,7 +118,12 @@ def fuzz(
         list[str] | None, typer.Option(help="A function to test; may be given several times.")
     ] = None,
     time_: Annotated[
-        str, typer.Option("--time", help="How long: 60s, 5m, 8h.", metavar="DURATION")
+        str,
+        typer.Option(
+            "--time",
+            help="How long to draw cases: 60s, 5m, 8h; what is found is made smaller after it.",
+            metavar="DURATION",
+        ),
     ] = "60s",
     max_cases: Annotated[int | None, typer.Option(min=1, help="Stop after so many cases.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; drawn and shown.")] = None,

@@ -43,10 +43,12 @@ class Budget:
     Attributes:
         seconds: Wall time.
         num_checks: Cases tried.
+        limit: What limits the seconds, for reports; "the budget of 60 s" if nothing is said.
     """
 
     seconds: float = 60.0
     num_checks: int = 5000
+    limit: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def minimise(
             if candidate in tried or not _rank_of(family, candidate) < rank:
                 continue
             if time.monotonic() > deadline:
-                return Minimal(case, verdict, num_checks, f"the budget of {budget.seconds:g} s")
+                limit = budget.limit or f"the budget of {budget.seconds:g} s"
+                return Minimal(case, verdict, num_checks, limit)
             if num_checks >= budget.num_checks:
                 return Minimal(
                     case, verdict, num_checks, f"the budget of {budget.num_checks} cases"

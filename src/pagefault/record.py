@@ -18,8 +18,8 @@ from .verdict import Signature
 
 SCHEMA = 1
 
-# What is known best of a case's size; `Minimal` says it.
-_CERTAINTIES = ("minimal:", "not known to be minimal:")
+# What is known of a case's size, the best first.
+_CERTAINTIES = ("minimal:", "not known to be minimal:", "not shrunk:", "not shrunk yet:")
 
 
 # Whether a fault is still there, as the newest run has it.

@@ -62,6 +62,11 @@ class Found:
     how_small: str
     reproduced: Rate | None = None
 
+    @property
+    def is_to_shrink(self) -> bool:
+        """Whether nobody has tried to make the case smaller."""
+        return self.how_small.startswith(NOT_SHRUNK_YET)
+
     @classmethod
     def of(
         cls,

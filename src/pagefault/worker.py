@@ -42,8 +42,12 @@ if TYPE_CHECKING:
     from .soak import Side
 
 MINIMISE_BUDGET = Budget(seconds=20.0)
-# What is found last may be made smaller for so long after the run's time.
-OVERTIME_SECONDS = 15.0
+# So long after the run's time, and the deadline of one case that hangs at its end, a campaign is
+# over. Until then findings are made smaller; the first part of it is the workers'.
+OVERTIME_SECONDS = 60.0
+WORKER_OVERTIME_SECONDS = 15.0
+# How long at most to go on with how often a minimal case shows.
+RATE_SECONDS = 15.0
 
 # For findings that end or block processes; a check that never returns costs its whole time.
 SHRINK_BUDGET = Budget(seconds=60.0)
@@ -138,7 +142,7 @@ def shrink(channel: Connection, parent: int, place: Place, plan: Plan, found: Fo
     """
     _begin(parent)
     try:
-        _shrink(plan, found, place.stop, lambda smaller: channel.send(("found", smaller)))
+        _shrink(plan, found, place, lambda smaller: channel.send(("found", smaller)))
         channel.send(("ended", None))
     except _Stopped:
         channel.send(("ended", None))
@@ -180,7 +184,38 @@ def _end(channel: Connection) -> NoReturn:
     os._exit(0)
 
 
-def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]) -> None:
+def overtime_end(plan: Plan, over: float) -> float:
+    """Return when a campaign is over whose time is over at a moment of the monotonic clock."""
+    return over + plan.case_seconds + OVERTIME_SECONDS
+
+
+def seconds_to_shrink(plan: Plan, over: float) -> float:
+    """Return how long a finding may be made smaller that needs a child for each case.
+
+    There is time left for the case that is under way then, and for one that says whether the
+    smallest shows again.
+    """
+    return overtime_end(plan, over) - 2 * shrink_case_seconds(plan) - time.monotonic()
+
+
+def shrink_case_seconds(plan: Plan) -> float:
+    """Return how long one such case may take."""
+    return min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device])
+
+
+def out_of_overtime() -> str:
+    """Return what a report says has run out after the run's time."""
+    return f"the time for it after the run, {OVERTIME_SECONDS:g} s and the deadline of a case,"
+
+
+def _within(budget: Budget, seconds: float) -> Budget:
+    """Return a budget, or what is left of the overtime where that is less."""
+    if seconds >= budget.seconds:
+        return budget
+    return Budget(seconds, budget.num_checks, out_of_overtime())
+
+
+def _shrink(plan: Plan, found: Found, place: Place, report: Callable[[Found], None]) -> None:
     from .device import prepare
 
     prepare(plan.device)
@@ -191,6 +226,7 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
     from .target import load_target
 
     torch.set_num_threads(1)
+    place.go.wait()
     target = load_target(plan.target)
     family, case = any_case_from_json(found.case)
 
@@ -198,11 +234,11 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
         target,
         family,
         lambda: Checker(target, plan.device, plan.memory, plan.strict),
-        min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device]),
+        shrink_case_seconds(plan),
     )
 
     def check(candidate: AnyCase) -> Verdict:
-        if stop.is_set():
+        if place.stop.is_set():
             raise _Stopped
         return check_unless_over(candidate)
 
@@ -211,10 +247,12 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
         how_small = "not shrunk: it did not happen again in a process of its own"
         report(dataclasses.replace(found, how_small=how_small))
         return
-    minimal = minimise(family, case, again, check, SHRINK_BUDGET)
+    left = seconds_to_shrink(plan, place.over.value)
+    minimal = minimise(family, case, again, check, _within(SHRINK_BUDGET, left))
     smallest = _found_minimal(plan, family, minimal)
     report(smallest)
-    rate = reproduce_rate(check, minimal.case, found.signature)
+    left = seconds_to_shrink(plan, place.over.value)
+    rate = reproduce_rate(check, minimal.case, found.signature, seconds=min(60.0, left))
     report(dataclasses.replace(smallest, reproduced=rate))
 
 
@@ -429,22 +467,21 @@ class Worker:
             family = family_named(signature.family)
             self._minimised[signature] = cause(family.name, case)
             siblings = [*self._minimised.values()].count(self._minimised[signature])
-            left = self._deadline + OVERTIME_SECONDS - time.monotonic()
-            if siblings > MOST_SIGNATURES_PER_CAUSE or left <= 0:
-                why = "one of many" if left > 0 else "the time was over"
-                self._say("found", Found.of(family, case, verdict, f"not shrunk: {why}"))
+            if siblings > MOST_SIGNATURES_PER_CAUSE:
+                self._say("found", Found.of(family, case, verdict, "not shrunk: one of many"))
                 continue
             # Known before it is small, should this process die of a smaller case.
             self._say("found", Found.of(family, case, verdict))
+            left = self._deadline + WORKER_OVERTIME_SECONDS - time.monotonic()
+            if left <= 0:
+                continue  # Others take it over when this process has ended.
             check = partial(self._check_unless_stopped, family)
             try:
-                budget = dataclasses.replace(
-                    MINIMISE_BUDGET, seconds=min(MINIMISE_BUDGET.seconds, left)
-                )
+                budget = _within(MINIMISE_BUDGET, left)
                 minimal = minimise(family, case, verdict, check, budget)
                 found = _found_minimal(self._plan, family, minimal)
                 self._say("found", found)
-                rate = reproduce_rate(check, minimal.case, signature, seconds=OVERTIME_SECONDS)
+                rate = reproduce_rate(check, minimal.case, signature, seconds=RATE_SECONDS)
             except _Stopped:
                 return
             self._say("found", dataclasses.replace(found, reproduced=rate))
