@@ -43,7 +43,7 @@ from .soak import demanded_checks, some_of
 from .soak import why_void as why_soak_is_void
 from .specialisations import json_of, lines_of
 from .state import State, open_campaign
-from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
+from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target, pair_name, pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ app = typer.Typer(
 
 TargetOption = Annotated[
     str, typer.Option(help="A name (see `pagefault targets`), a module, or a path to a .py file.")
+]
+AgainstOption = Annotated[
+    str,
+    typer.Option(
+        help="Hold the target against this one, named as --target is, and not against the oracle.",
+        metavar="TARGET",
+    ),
 ]
 FINDINGS = Path(".pagefault/findings")
 CAMPAIGNS = Path(".pagefault/campaigns")
@@ -114,6 +121,7 @@ def _options(
 @app.command()
 def fuzz(
     target: TargetOption = "ours",
+    against: AgainstOption = "",
     family: Annotated[
         list[str] | None, typer.Option(help="A function to test; may be given several times.")
     ] = None,
@@ -183,6 +191,8 @@ def fuzz(
 ) -> None:
     """Draw cases and check the target against the oracle until the time is over.
 
+    With --against, against another implementation: what both write or return must be equal.
+
     Exit status: 0 nothing found, 1 findings, 2 bad usage or a target that can't be loaded,
     3 a void run (no case ran, or edges were not reached that a run of its length must reach; of
     a soak all edges, all checks and all cases), 130 interrupted with nothing found.
@@ -191,6 +201,11 @@ def fuzz(
     case_seconds = _duration("--case-time", case_time)
     if memory not in MEMORIES:
         raise Usage(f"--memory {memory!r}, but should be one of {', '.join(MEMORIES)}")
+    target = pair_name(target, against)
+    if len(pair_of(target)) > 1:
+        for option, wanted in (("--soak", soak), ("--strict", strict)):
+            if wanted:
+                raise Usage(f"{option} needs the contract: it can't be asked for with --against")
     resolved = resolve_device(device)
     cluster = None if ray is None else _connected(ray, resolved)
     num_workers = _num_workers(workers, resolved, cluster)
@@ -227,6 +242,10 @@ def fuzz(
     plan = opened.state.plan
     context = dataclasses.replace(context, run=opened.state.run)
     _print_header(console, plan, "" if ray is None else f" on the Ray cluster {ray}")
+    if loaded.against is not None:
+        for reason in dict.fromkeys(loaded.skipped.values()):
+            of_it = [name for name, why in loaded.skipped.items() if why == reason]
+            console.print(Text(f"not compared: {', '.join(of_it)}: {reason}"), soft_wrap=True)
     for line in opened.lines:
         console.print(Text(line), soft_wrap=True)
     opened.state.add_filed(earlier.values())
@@ -290,6 +309,7 @@ def repro(
     target: Annotated[
         str | None, typer.Option(help="As `fuzz` takes it; a finding knows its own.")
     ] = None,
+    against: AgainstOption = "",
     device: DeviceOption = "auto",
     strict: StrictOption = False,
 ) -> None:
@@ -307,7 +327,9 @@ def repro(
             text = case.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise Usage(f"case {str(case)!r} can't be read: {_reason(error)}") from error
-    target = target or "ours"
+    target = pair_name(target or "ours", against)
+    if strict and len(pair_of(target)) > 1:
+        raise Usage("--strict needs the contract: it can't be asked for with --against")
     prepare(resolved)
     try:
         family, loaded_case = any_case_from_json(text)
@@ -434,6 +456,8 @@ def mutate(
     that is listed as equivalent was killed or is none, 2 bad usage, 3 the original fails, 130
     interrupted.
     """
+    if len(pair_of(target)) > 1:
+        raise Usage(f"--target {target!r}: one target can be changed at a time")
     num_workers = _num_workers(workers, "cpu")
     for path in (json_, markdown):
         if path is not None:

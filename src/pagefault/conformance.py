@@ -22,6 +22,7 @@ from .journal import Journal
 from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
 from .stream import derived_seed, draw_cases
+from .target import pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ def replay_line(path: Path, target: str, device: str) -> str:
         return f"case: {path}"
     words = ["pagefault", "repro", str(path)]
     if target != "ours":
-        words += ["--target", target]
+        for option, name in zip(("--target", "--against"), pair_of(target)):
+            words += [option, name]
     return f"replay: {shlex.join(words)} --device {device}"
 
 

@@ -36,7 +36,7 @@ from .device import device_name, driver_version, versions
 from .record import Passed, Rate, Record, Run, Smallest, as_lines
 from .result import PASSES
 from .side_case import AnyCase, SideCase, any_case_from_json, legal_part
-from .target import Target, TargetError, file_of
+from .target import Target, TargetError, file_of, pair_name, pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ class Context:
 
 def target_name(target: str) -> str:
     """Return what findings call a target: the same kernel in two checkouts is one."""
-    return Path(target).name if target.endswith(".py") else target
+    a, *b = (Path(name).name if name.endswith(".py") else name for name in pair_of(target))
+    return pair_name(a, *b) if b else a
 
 
 def _now() -> str:

@@ -114,7 +114,11 @@ def told(case: AnyCase, verdict: Verdict) -> Verdict:
 
 def why_not(family: Family, case: AnyCase, target: Target) -> str:
     """Return why a target can't be held to what a case is held to, or ""."""
-    return case.why_not(family, target) if isinstance(case, SideCase) else ""
+    if not isinstance(case, SideCase):
+        return ""
+    if target.against is not None:
+        return "two targets are held against each other in legal cases alone"
+    return case.why_not(family, target)
 
 
 def cause(family: str, case: AnyCase) -> str:

@@ -35,6 +35,7 @@ from .plan import Plan
 from .record import Rate, Record
 from .result import FamilyTally, Found, Result
 from .specialisations import KernelVariants, Treatment
+from .target import pair_of
 from .verdict import Signature
 
 SCHEMA = 1
@@ -386,8 +387,9 @@ def folder_for(plan: Plan, campaigns: Path) -> Path:
         campaigns: Where all such folders lie.
     """
     target = target_name(plan.target)
-    where = str(Path(plan.target).resolve()) if plan.target.endswith(".py") else plan.target
-    digest = hashlib.sha256("\0".join([where, plan.device, plan.machine]).encode()).hexdigest()
+    names = pair_of(plan.target)
+    where = [str(Path(name).resolve()) if name.endswith(".py") else name for name in names]
+    digest = hashlib.sha256("\0".join([*where, plan.device, plan.machine]).encode()).hexdigest()
     return campaigns / f"{re.sub(r'[^0-9A-Za-z_.-]', '-', target)}-{plan.device}-{digest[:8]}"
 
 
