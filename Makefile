@@ -9,7 +9,7 @@ TEST_ARGS ?= -n auto
 MUTANT_ARGS ?= --json .pagefault/mutants.json --markdown docs/mutants.md
 BENCH_ARGS ?= --markdown docs/kernels.md --plot docs/kernels.svg
 
-.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format bench bench-kernels peers clean
+.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format bench bench-record bench-kernels peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutants change our kernels one step at a time: what is found? (MUTANT_ARGS='--every 20')"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   where the time of a case goes"
+	@echo "make bench-record    what pagefault.record costs the engine around it (BENCH_ARGS='--calls 50')"
 	@echo "make bench-kernels   how fast the kernels are, on a GPU (BENCH_ARGS='--only ragged')"
 	@echo "make peers   fetch the kernels of other engines, for --target tokenspeed"
 	@echo "PYTHON=...   use that interpreter's environment instead of .venv"
@@ -67,6 +68,9 @@ format: lint-setup
 
 bench: setup
 	$(RUN) benchmarks/bench_engine.py
+
+bench-record: setup
+	$(RUN) benchmarks/bench_record.py $(BENCH_ARGS)
 
 bench-kernels: setup
 	$(RUN) benchmarks/bench_kernels.py $(BENCH_ARGS)

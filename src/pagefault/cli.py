@@ -30,12 +30,12 @@ from .corpus import CORPUS, corpora_of
 from .corpus import merge as merge_corpora
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
 from .family import FamilyError, families, family_named
+from .finding_record import FIXED, Record
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
 from .findings import merge as merge_findings
 from .isolation import check_in_child
 from .pace import Pace
 from .recheck import Again, of_bugs, of_findings
-from .record import FIXED, Record
 from .report import report_of_campaign, report_of_folder
 from .result import FAILS, PASSES
 from .side_case import AnyCase, any_case_from_json, check_any, why_not

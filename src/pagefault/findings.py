@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from . import durable
 from .device import device_name, driver_version, versions
-from .record import Passed, Rate, Record, Run, Smallest, as_lines
+from .finding_record import Passed, Rate, Record, Run, Smallest, as_lines
 from .result import PASSES
 from .side_case import AnyCase, SideCase, any_case_from_json, legal_part
 from .target import Target, TargetError, file_of, pair_name, pair_of

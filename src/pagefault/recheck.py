@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .case import CaseError
 from .family import FamilyError, family_named
+from .finding_record import OPEN, Record
 from .findings import NUM_RUNS, target_name
 from .isolation import SHRINK_CASE_SECONDS, death_verdict, hang_verdict
 from .journal import Noted
 from .lifetime import die_with_parent
 from .memory_limit import limit_memory
 from .plan import Plan
-from .record import OPEN, Record
 from .result import NOT_SHRUNK_YET
 from .side_case import any_case_from_json, check_any, told, why_not
 from .verdict import Signature, Verdict

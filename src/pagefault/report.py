@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from . import __version__
 from .conformance import replay_line
 from .family import Dialect
+from .finding_record import FIXED, Rate, Record
 from .findings import FindingsError, read_finding
 from .grids import MARKS, Grid, grids_of
 from .pace import Chart, Pace
 from .places import Place, places_in
-from .record import FIXED, Rate, Record
 from .result import PASSES
 from .side_case import SideCase, any_case_from_json, legal_part
 from .specialisations import lines_of

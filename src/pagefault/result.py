@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from .family import Family, family_named
+from .finding_record import Rate, certainty_of
 from .minimal import size_of
-from .record import Rate, certainty_of
 from .side_case import AnyCase, SideCase
 from .specialisations import Variants, add_variants
 from .verdict import Signature, Verdict

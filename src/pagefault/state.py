@@ -29,10 +29,10 @@ from typing import Any, Self, TextIO
 
 from . import durable
 from .corpus import CORPUS, Corpus
+from .finding_record import Rate, Record
 from .findings import target_name
 from .journal import SIZE_BYTES
 from .plan import Plan
-from .record import Rate, Record
 from .result import FamilyTally, Found, Result
 from .specialisations import KernelVariants, Treatment
 from .target import pair_of

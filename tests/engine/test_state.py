@@ -10,7 +10,7 @@ import pytest
 
 from pagefault import state as state_module
 from pagefault.campaign import FamilyTally, Found, Plan
-from pagefault.record import Rate
+from pagefault.finding_record import Rate
 from pagefault.specialisations import KernelVariants, Treatment
 from pagefault.state import CampaignFolder, Progress, State, folder_for
 from pagefault.stream import derived_seed
