@@ -1,4 +1,4 @@
-"""What `pagefault.record` costs an engine: a call of a launcher, alone and with a recorder around it.
+"""What `pagefault.record` costs an engine: calls of a launcher, alone and with a recorder around.
 
     python benchmarks/bench_record.py [--device cuda] [--calls N]
 
@@ -37,7 +37,7 @@ def main(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     calls: Annotated[int, typer.Option(min=1, help="Calls of each way.")] = 200,
 ) -> None:
-    """Print the time of a decode step's call, and how many times that of the launcher alone it is."""
+    """Print the time of a decode step's call, in each way and as a ratio."""
     resolved = resolve_device(device)
     prepare(resolved)
     from pagefault.kernels.out_cache_loc import compute_out_cache_loc as launcher
