@@ -33,6 +33,9 @@ from .slots import (
 
 T = TypeVar("T")
 
+# In a batch of more requests none is moved to the row of another.
+MOST_MOVED = 8
+
 PAGE_EDGES = frozenset(
     [
         *("begin before the row end", "begin at the row end", "begin past the row end"),
@@ -218,6 +221,7 @@ def _origin(case: PagesCase, found: int, row: int, column: int) -> list[str]:
 
 def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    yield from _past_another_row(case)
     yield from _fewer_pages(case)
     yield from _simpler_width(case)
 
@@ -225,8 +229,31 @@ def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
 def _simpler_block_table(case: UpdateBlockTableCase) -> Iterator[Changes]:
     if case.refusal != "pool index":
         yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+        yield from _past_another_row(case)
     yield from _fewer_pages(case)
     yield from _simpler_width(case)
+
+
+def _past_another_row(case: PagesCase) -> Iterator[Changes]:
+    """Yield a small batch without the row of one request, whose pages go past the end of another's.
+
+    There they change nothing, but the request is still there for the others.
+    """
+    rows, max_pages = case.req_pool_indices, case.req_to_page.max_pages
+    if len(rows) > MOST_MOVED:
+        return
+    for i, row in enumerate(rows):
+        for other in sorted({*rows} - {row}):
+            moved = {
+                "req_pool_indices": _with(rows, i, other),
+                "begins": _with(case.begins, i, max_pages),
+            }
+            try:
+                moved_case = case.replace(**moved)
+            except CaseError:
+                continue  # There it meets pages of the other request.
+            for changes in simpler_rows(moved_case, "req_pool_indices", "req_to_page"):
+                yield {**moved, **changes}
 
 
 def _fewer_pages(case: PagesCase) -> Iterator[Changes]:
