@@ -206,7 +206,7 @@ class Recorder:
     ) -> None:
         self.num_calls = self.num_written = self.num_known = self.num_right = 0
         self.left_out: Counter[str] = Counter()
-        self._signature = inspect.signature(function)
+        self._signature = _signature_of(function)
         self._family = family
         self._dialect = dialect
         self._folder = folder
@@ -224,9 +224,11 @@ class Recorder:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise _Left("a stream was being captured")
             self._folder.expect_room()
-            bound = self._signature.bind(*arguments, **named)
-            bound.apply_defaults()
-            given = [*bound.args, *bound.kwargs.values()]
+            given = [*arguments, *named.values()]
+            if self._signature is not None:
+                bound = self._signature.bind(*arguments, **named)
+                bound.apply_defaults()
+                given = [*bound.args, *bound.kwargs.values()]
             if len(given) < len(self._family.parameters):
                 wanted = len(self._family.parameters)
                 raise _Left(f"{len(given)} arguments, but the contract has {wanted}")
@@ -263,6 +265,14 @@ class Recorder:
         if reason not in self.left_out and len(self.left_out) >= MOST_REASONS:
             reason = OTHER_REASONS
         self.left_out[reason] += 1
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a launcher, or None for one that is not written in Python."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
 
 
 def _case_of(

@@ -215,6 +215,18 @@ def test_the_launcher_keeps_its_name_its_answer_and_its_named_arguments(tmp_path
     assert written(tmp_path)[0].page_size == 4
 
 
+def test_a_launcher_without_a_signature_is_recorded_by_position(tmp_path):
+    class Compiled:
+        __signature__ = "none"
+
+        def __call__(self, *arguments):
+            return "answer"
+
+    recorded = pagefault.record(Compiled(), family=SLOTS, out=tmp_path)
+    assert recorded(*live(SLOTS, CASE)) == "answer"
+    assert written(tmp_path) == [without_other_rows(SLOTS, CASE)]
+
+
 def test_one_in_so_many_is_recorded_and_the_random_numbers_of_the_engine_stay(tmp_path):
     calls = []
     recorded = pagefault.record(
