@@ -7,9 +7,11 @@ KILLS ?= 100
 SOAK_ARGS ?= --max-cases 100000 --time 24h
 TEST_ARGS ?= -n auto
 MUTANT_ARGS ?= --json .pagefault/mutants.json --markdown docs/mutants.md
+RECORD_ARGS ?=
 BENCH_ARGS ?= --markdown docs/kernels.md --plot docs/kernels.svg
 
-.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format bench bench-finding bench-kernels peers clean
+.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format \
+	bench bench-finding bench-record bench-kernels peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
@@ -21,6 +23,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   where the time of a case goes"
 	@echo "make bench-finding   how soon planted faults are found, against two other ways to draw cases"
+	@echo "make bench-record    what pagefault.record costs the engine around it (RECORD_ARGS='--calls 50')"
 	@echo "make bench-kernels   how fast the kernels are, on a GPU (BENCH_ARGS='--only ragged')"
 	@echo "make peers   fetch the kernels of other engines, for --target tokenspeed"
 	@echo "PYTHON=...   use that interpreter's environment instead of .venv"
@@ -71,6 +74,9 @@ bench: setup
 
 bench-finding: setup
 	$(RUN) benchmarks/bench_finding.py --markdown docs/finding.md
+
+bench-record: setup
+	$(RUN) benchmarks/bench_record.py $(RECORD_ARGS)
 
 bench-kernels: setup
 	$(RUN) benchmarks/bench_kernels.py $(BENCH_ARGS)

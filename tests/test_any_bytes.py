@@ -20,8 +20,8 @@ from pagefault.garbage import (
     Garbage,
     check_any_bytes,
     check_garbage,
-    garbage_from_json,
 )
+from pagefault.side_case import any_case_from_json
 from pagefault.strategies.any_bytes import garbage_of
 from pagefault.stream import draw_cases
 from pagefault.target import load_target
@@ -149,7 +149,7 @@ def test_a_failure_says_which_element_was_spoilt_and_can_be_read_back(tmp_path, 
     family = family_named("compute_out_cache_loc_uniform")
     with pytest.raises(NonConformance) as failure:
         check_any_bytes(target, family, num_cases=MOST_CASES, seed=1, device="cpu")
-    read, garbage = garbage_from_json(failure.value.path.read_text())
+    read, garbage = any_case_from_json(failure.value.path.read_text())
     assert read is family
     ((name, idx, value),) = garbage.spoilt
     assert name == "req_pool_indices"
@@ -211,7 +211,7 @@ def test_ours_cut_no_distance_of_pages_off(function):
         document["cache_start"] = start
     if function == "compute_out_cache_loc":
         document["input_lengths"] = [document.pop("uniform_input_length")]
-    family, garbage = garbage_from_json(json.dumps(document))
+    family, garbage = any_case_from_json(json.dumps(document))
     checker = Checker(load_target("ours"), session.device)
     assert check_garbage(checker, family, garbage, thoroughly=True).text().endswith(": passed")
 

@@ -1,5 +1,6 @@
 """The reported bugs of `bugs/`: oracle and target do what the contract says of each."""
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +13,19 @@ from pagefault.conformance import session
 from pagefault.family import Dialect, TensorValue, case_from_json
 
 FOLDER = Path(__file__).parent.parent / "bugs"
+FAULTY = Path(__file__).parent / "faulty"
 KINDS = {
     *("past-end", "sentinel", "stale rows", "stride", "dtype", "capacity", "page granularity"),
     *("index space/offset", "empty/zero-length", "language semantics", "int32 overflow"),
 }
-BUG_KEYS = {"id": str, "source": list, "goes_wrong": str, "kind": str, "cases": list}
+BUG_KEYS = {
+    "id": str,
+    "source": list,
+    "goes_wrong": str,
+    "kind": str,
+    "faulty": list,
+    "cases": list,
+}
 CASE_KEYS = {"case": dict, "expected": dict, "wrong": dict}
 
 
@@ -39,6 +48,8 @@ def read_bug(text):
         raise BugError(f"source: {bug['source']!r}, but should be a list of https addresses")
     if bug["kind"] not in KINDS:
         raise BugError(f"kind: {bug['kind']!r}, but should be one of {sorted(KINDS)}")
+    if not bug["faulty"]:
+        raise BugError("faulty: [], but should name a kernel of tests/faulty/ at least")
     if not bug["cases"]:
         raise BugError("cases: [], but should be one case at least")
     for i, item in enumerate(bug["cases"]):
@@ -115,6 +126,38 @@ def test_file_is_a_bug_named_after_its_report(name):
     assert bug["source"][0].endswith(f"github.com/{project}/issues/{number}")
 
 
+@pytest.mark.parametrize("name", BUGS)
+def test_a_report_has_faulty_kernels_of_its_functions(name):
+    bug = read_bug(BUGS[name].read_text())
+    functions = {item["case"]["family"] for item in bug["cases"]}
+    for kernel in bug["faulty"]:
+        assert (FAULTY / f"{kernel}.py").is_file(), kernel
+        assert kernel.split("/")[0] in functions
+
+
+@pytest.fixture(scope="module")
+def reported_faults():
+    """The script that makes the table of reports and kernels."""
+    path = FOLDER.parent / "scripts" / "reported_faults.py"
+    spec = importlib.util.spec_from_file_location("reported_faults", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_reports_and_kernels_is_what_the_script_makes(reported_faults):
+    assert reported_faults.PAGE.read_text() == reported_faults.page()
+
+
+def test_what_is_planted_for_other_reports_is_there(reported_faults):
+    rows = [*reported_faults.not_here()]
+    assert len(rows) > 20
+    planted = [path for _, _, paths in rows for path in paths]
+    assert planted
+    for path in planted:
+        assert (FOLDER.parent / path).is_file(), path
+
+
 @pytest.mark.parametrize(("name", "i"), [*_cases()])
 def test_oracle_gives_what_the_contract_says_by_hand(name, i):
     item = read_bug(BUGS[name].read_text())["cases"][i]
@@ -154,12 +197,13 @@ def test_host_update_keeps_what_fits_and_warns_of_the_rest():
     [
         ({"kind": "typo"}, "kind: 'typo', but should be one of"),
         ({"source": []}, "source"),
+        ({"faulty": []}, "faulty: .*, but should name a kernel"),
         ({"cases": []}, "one case at least"),
         ({"cases": [{"case": {}}]}, r"cases\[0\]: field 'expected' is missing"),
         ({"extra": 1}, "unknown field 'extra'"),
         ({"goes_wrong": 3}, "goes_wrong: 3, but should be a str"),
     ],
-    ids=["kind", "source", "no cases", "no expected", "unknown field", "type"],
+    ids=["kind", "source", "no kernel", "no cases", "no expected", "unknown field", "type"],
 )
 def test_file_that_is_no_bug_is_refused_with_the_reason(change, message):
     bug = read_bug(BUGS["tokenspeed-709"].read_text())

@@ -6,6 +6,8 @@ in the table, then small pages, few edits, small numbers, and a plain layout.
 """
 
 import difflib
+import json
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ import pytest
 
 from pagefault.checker import Checker
 from pagefault.conformance import session
-from pagefault.family import Domain, family_named
-from pagefault.minimal import minimise
+from pagefault.family import Domain, case_from_json, family_named
+from pagefault.minimal import minimise, size_of
 from pagefault.stream import derived_seed, draw_cases
 from pagefault.target import load_target
 
@@ -27,12 +29,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 FAULTY = Path(__file__).parent / "faulty"
+BUGS = Path(__file__).parent.parent / "bugs"
 
 # The interpreter takes a millisecond for a program, and these kernels have one for each request.
 QUICK = Domain(without=frozenset(["more than 64 requests"]))
 
 MOST_CASES = 1000
 NUM_SEEDS = 10
+# A campaign of a minute on two cores finds what one process finds in that time.
+MOST_SECONDS = 60.0
 
 # A table without columns: every position overflows.
 NO_COLUMNS = {"num_rows": 1, "max_pages": 0}
@@ -154,6 +159,11 @@ def slot_faults(function):
         table=[[3], [10]],
         layout={"table": {"pitch": 1}},
     )
+    # In a table without columns the first position is past its row already.
+    yield planted(
+        *("column_unchecked", "address", f"read of {table}"),
+        f"read of {table}[0][0], which is no element of it",
+    )
     # One token, because nothing is written where there is none.
     yield planted(
         *("one_past_the_end", "address", f"write of {out}"),
@@ -246,6 +256,26 @@ def faults_of_one_slot_function():
         "write of out_cache_loc[1], which is no element of it",
         in_words_of(function, rows=[0, 0], starts=[0, 0], lengths=[0, 1]),
     )
+    # The page of position 0 has to be there, or its slot would be right.
+    yield Planted(
+        *(function, "overflow_at_position_0", "value", "out_cache_loc: overflow token"),
+        "out_cache_loc[0] = 3, but should be 0",
+        in_words_of(function, starts=[1], table=[[3]]),
+    )
+    # No token is needed: the sum is loaded all the same.
+    yield Planted(
+        *(function, "before_the_first_request", "address", "read of ends_ptr"),
+        "read of ends_ptr[-1], which is no element of it",
+        in_words_of(function, lengths=[0]),
+    )
+    # Behind the request there is nothing.
+    for either in (function, "create_chunked_cache_kv_indices_paged"):
+        out, _ = SLOT_FUNCTIONS[either]
+        yield Planted(
+            *(either, "empty_request_written", "address", f"write of {out}"),
+            f"write of {out}[0], which is no element of it",
+            in_words_of(either, lengths=[0]),
+        )
     # Without a gap the offsets are the sums of the lengths.
     function = "create_chunked_cache_kv_indices_paged"
     yield Planted(
@@ -301,6 +331,12 @@ def faults_of_one_slot_function():
         in_words_of(function, starts=[2**31])
         | {"layout": {"positions": wide, "seq_lens_out": wide, "valid_cache_lengths": wide}},
     )
+    # In a table without columns the first position is one past the row.
+    yield Planted(
+        *(function, "column_past_the_row", "address", "read of req_to_pages"),
+        "read of req_to_pages[0][0], which is no element of it",
+        in_words_of(function),
+    )
     yield Planted(
         *(function, "lengths_advanced", "input changed", "valid_cache_lengths"),
         "valid_cache_lengths[0] = 1, but should still be 0",
@@ -323,8 +359,9 @@ PITCHED = {"req_to_page": {"pitch": 1}}
 
 
 def faults_of_update_req_to_page():
-    def planted(fault, kind, role, headline, **batch):
-        return Planted("update_req_to_page", fault, kind, role, headline, pages(**batch))
+    def planted(fault, kind, role, headline, or_else=None, **batch):
+        fields = pages(**batch)
+        return Planted("update_req_to_page", fault, kind, role, headline, fields, or_else)
 
     # In a table without columns the first page is past its row already.
     yield planted(
@@ -379,6 +416,30 @@ def faults_of_update_req_to_page():
         begins=[0, 0],
         ids=[[], [0]],
     )
+    # No page is needed: the sum is loaded all the same.
+    yield planted(
+        *("before_the_first_request", "address", "read of ends_ptr"),
+        "read of ends_ptr[-1], which is no element of it",
+        ids=[[]],
+    )
+    yield planted(
+        *("filled_cells_kept", "value", "req_to_page: new page"),
+        "req_to_page[0][0] = 3, but should be 0",
+        table=[[3]],
+    )
+    # The first request's page is past the row, and the second one takes its id.
+    yield planted(
+        *("offsets_not_computed", "value", "req_to_page: new page"),
+        "req_to_page[0][0] = 0, but should be 1",
+        rows=[0, 0],
+        begins=[1, 0],
+        ids=[[0], [1]],
+        table=[[3]],
+        or_else=(
+            "req_to_page[0][0] = 1, but should be 0",
+            pages(rows=[0, 0], begins=[1, 0], ids=[[1], [0]], table=[[3]]),
+        ),
+    )
     yield planted(
         *("starts_advanced", "input changed", "pages_copy_starts"),
         "pages_copy_starts[0] = 1, but should still be 0",
@@ -401,6 +462,14 @@ def faults_of_update_block_table():
     )
     # Without columns any page is clamped away.
     yield planted("no_warning", "log", "count", "0 warnings logged, but should be 1")
+    yield planted(
+        "overflow_refused", "raised", "ValueError", "update_block_table raised ValueError"
+    )
+    yield planted(
+        *("filled_cells_kept", "value", "req_to_page: new page"),
+        "req_to_page[0][0] = 3, but should be 0",
+        table=[[3]],
+    )
     yield planted("request_not_named", "log", "words", "a warning does not say request-0")
     refused = "update_block_table returned, but should raise ValueError"
     yield planted("size_unchecked", "not refused", "ValueError", refused, ids=[[]])
@@ -493,6 +562,13 @@ def faults_of_whole_prefixes():
         page_size=2,
         or_swapped=True,
     )
+    # A chunk is needed, and so a prefix of a token beside the one of none.
+    yield planted(
+        *(function, "empty_prefix_below_zero", "value", "chunks.ends: ends"),
+        "chunks.ends[0][0] = -1, but should be 0",
+        *([0, 1], 2),
+        or_swapped=True,
+    )
     # One token in a chunk of two.
     yield planted(
         *(function, "last_chunk_left_out", "returned", "result"),
@@ -511,6 +587,20 @@ def faults_of_whole_prefixes():
         *(function, "max_of_the_first_request", "value", "max_len_per_chunk: max_len_per_chunk"),
         "max_len_per_chunk[0] = 0, but should be 1",
         *([0, 1], 2),
+    )
+    yield planted(
+        *(function, "no_prefix_refused", "raised", "AssertionError"),
+        f"{function} raised AssertionError",
+        *([], 1),
+        req_to_page=NO_ROWS,
+    )
+    # A prefix of 1 ends with the first chunk, and one of 2 has a second; either may come first.
+    yield planted(
+        *(function, "short_prefix_repeated", "address", "write of kv_indices_ptr"),
+        "write of kv_indices_ptr[1], which is no element of it",
+        *([1, 2], 2),
+        page_size=2,
+        or_swapped=True,
     )
     # Two chunks of one token, in one page.
     yield planted(
@@ -552,7 +642,7 @@ class _Stop(BaseException):
     """Ends a stream of cases; not an Exception, which Hypothesis would look into."""
 
 
-def first_finding(checker, family, seed, wanted):
+def first_finding(checker, family, seed, wanted, domain=QUICK):
     """Return the first case that has a finding, with its verdict.
 
     Args:
@@ -560,6 +650,7 @@ def first_finding(checker, family, seed, wanted):
         family: Whose cases.
         seed: Of the stream of cases.
         wanted: The finding's kind and role.
+        domain: What is drawn.
 
     Returns:
         A list of the case and its verdict, empty if there is none; the verdicts of all cases that
@@ -580,7 +671,7 @@ def first_finding(checker, family, seed, wanted):
                 raise _Stop
 
     with suppress(_Stop):
-        draw_cases(family.strategy(QUICK), MOST_CASES, seed, use)
+        draw_cases(family.strategy(domain), MOST_CASES, seed, use)
     return found, failed, num_cases
 
 
@@ -620,6 +711,42 @@ def test_other_seeds_end_in_the_same_minimal_case(planted):
             minimal_cases[minimal.case] += 1
     ((_, most),) = minimal_cases.most_common(1)
     assert most >= 0.9 * NUM_SEEDS, minimal_cases
+
+
+def of_reports():
+    """Return (report, planted fault, cases of the report) of each kernel that a report names."""
+    by_file = {f"{planted.function}/{planted.fault}": planted for planted in PLANTED}
+    named = []
+    for path in sorted(BUGS.glob("*.json")):
+        bug = json.loads(path.read_text())
+        for kernel in bug["faulty"]:
+            planted = by_file[kernel]
+            fields = [item["case"] for item in bug["cases"]]
+            cases = [case for case in fields if case["family"] == planted.function]
+            named.append(pytest.param(planted, cases, id=f"{path.stem}-{planted}"))
+    return named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("planted", "reported"), of_reports())
+def test_the_fault_of_a_report_is_found_from_every_seed_and_its_case_is_no_larger(
+    planted, reported, record_property
+):
+    family = family_named(planted.function)
+    checker = checker_of(planted.function, planted.fault)
+    sizes = [size_of(family, case_from_json(json.dumps(case))[1]) for case in reported]
+    wanted = (planted.kind, planted.role)
+    for number in range(NUM_SEEDS):
+        started = time.monotonic()
+        seed = derived_seed("reported", planted, number)
+        found, failed, _ = first_finding(checker, family, seed, wanted, checker.domain(family))
+        assert found, f"seed {number}: {sorted({v.signature for v in failed})}"
+        minimal = minimise(family, *found[0], lambda case: checker.check(family, case))
+        seconds = time.monotonic() - started
+        record_property(f"seconds of seed {number}", round(seconds, 1))
+        assert minimal.exhausted == ""
+        assert size_of(family, minimal.case) <= min(sizes)
+        assert seconds < MOST_SECONDS
 
 
 def test_every_file_is_a_planted_fault_of_this_list():

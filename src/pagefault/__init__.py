@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .family import Tensor as Tensor
     from .family import families as families
     from .family import family_named as family_named
+    from .recording import record as record
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ _HOMES = {
     "Tensor": "family",
     "families": "family",
     "family_named": "family",
+    "record": "recording",
 }
 
 __all__ = ["__version__", *_HOMES]

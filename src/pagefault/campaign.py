@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from .case import Case
 from .family import family_named
 from .isolation import death_verdict, hang_verdict
 from .journal import JournalError, Noted, read_noted
@@ -18,13 +18,24 @@ from .plan import Plan
 from .processes import GONE, STOP_SECONDS, End, LocalProcesses, Processes
 from .recheck import JOURNALS, OUT_OF_TIME, Again, of_journals
 from .result import FAILS, NOT_SHRUNK_YET, PASSES, FamilyTally, Found, Result
+from .side_case import cause, told
 from .state import CampaignFolder, State
 from .verdict import Signature, Verdict
-from .worker import SHRINK_BUDGET, Assignment, Round, recheck, shrink, work
+from .worker import (
+    Assignment,
+    Round,
+    out_of_overtime,
+    recheck,
+    seconds_to_shrink,
+    shrink,
+    shrink_case_seconds,
+    work,
+)
 
 __all__ = ["FamilyTally", "Found", "Plan", "Result", "run"]
 
-# A family that has ended so many workers has shown its fault: the others get the time.
+# What has ended so many workers has shown its fault: a family, or what its side cases are held to.
+# The others get the time.
 MOST_DEATHS_PER_FAMILY = 3
 # So many workers may fail outside any case before none is replaced any more.
 MOST_FAILURES = 8
@@ -94,7 +105,9 @@ class _Campaign:
         # Who is going to make a finding smaller.
         self._owners: dict[Signature, int] = {}
         self._to_shrink: deque[Signature] = deque()
-        self._shrinkers: set[int] = set()
+        # What each process was given to make smaller.
+        self._shrinkers: dict[int, Found] = {}
+        self._is_out_of_overtime = False
         self._num_failures = 0
         self._seconds_before = self._result.seconds
         self._started = float("inf")
@@ -124,7 +137,7 @@ class _Campaign:
         """Check again what is to be checked again, then let the workers go until all have ended."""
         if self._recheck:
             self._start(recheck, self._plan, self._recheck)
-        seconds = self._plan.seconds - self._seconds_before
+        seconds = max(0.0, self._plan.seconds - self._seconds_before)
         if seconds > 0:
             for worker in range(self._plan.num_workers):
                 self._spawn(worker)
@@ -135,6 +148,8 @@ class _Campaign:
         self._deadline = self._started + seconds
         self._processes.go(seconds)
         self._collect_until(lambda: self._all_ended() and not self._to_shrink)
+        if self._is_out_of_overtime:
+            self._say_not_shrunk()
 
     def _left_in_journals(self) -> list[Again]:
         """Return what processes were about to launch that somebody has killed.
@@ -168,9 +183,10 @@ class _Campaign:
     # Processes
 
     def _spawn(self, worker: int) -> None:
-        """Start a worker where another has left off, without families that end every worker."""
+        """Start a worker where another has left off, without what ends every worker."""
         deaths = self._state.deaths
-        families = [f for f in self._plan.families if deaths[f] < MOST_DEATHS_PER_FAMILY]
+        left_out = frozenset(c for c, times in deaths.items() if times >= MOST_DEATHS_PER_FAMILY)
+        families = [family for family in self._plan.families if family not in left_out]
         cases_left = self._state.cases_left(worker)
         if not families or cases_left < 1 or self._is_stopping:
             return
@@ -180,6 +196,7 @@ class _Campaign:
             dict(self._state.progress[worker].rounds),
             cases_left,
             f"{self._state.run}-{os.getpid()}-{time.time_ns()}-{worker}",
+            left_out,
         )
         self._assignments[self._num_started] = assignment
         self._start(work, self._plan, assignment, journal=assignment.journal)
@@ -187,17 +204,26 @@ class _Campaign:
     def _spawn_shrinkers(self) -> None:
         """Start processes that make cases smaller, as many as there are workers."""
         while self._to_shrink and (self._is_stopping or time.monotonic() >= self._started):
-            is_over = time.monotonic() > self._deadline + SHRINK_BUDGET.seconds
-            if is_over or self._is_stopping:
+            # One case is checked before any smaller one.
+            left = seconds_to_shrink(self._plan, self._deadline)
+            if left < shrink_case_seconds(self._plan) or self._is_stopping:
+                self._is_out_of_overtime = not self._is_stopping
                 self._to_shrink.clear()
                 return
-            if len(self._shrinkers - self._ended) >= self._plan.num_workers:
+            if len(self._shrinkers.keys() - self._ended) >= self._plan.num_workers:
                 return
             found = self._result.findings[self._to_shrink.popleft()]
-            if found.how_small == NOT_SHRUNK_YET:
+            if found.is_to_shrink:
                 number = self._start(shrink, self._plan, found)
-                self._shrinkers.add(number)
+                self._shrinkers[number] = found
                 self._owners[found.signature] = number
+
+    def _say_not_shrunk(self) -> None:
+        """Say of findings why they are left to the next campaign to make smaller."""
+        for found in [*self._result.findings.values()]:
+            if found.is_to_shrink:
+                how_small = f"{NOT_SHRUNK_YET}: {out_of_overtime()} ran out"
+                self._result.add(dataclasses.replace(found, how_small=how_small))
 
     def _start(self, main: Callable[..., None], *arguments: Any, journal: str = "") -> int:
         """Start a process, and return its number."""
@@ -237,12 +263,10 @@ class _Campaign:
             self._result.unchecked = content
         elif kind == "failed":
             self._result.failures.append(content)
-        elif kind == "lane failed":
-            self._result.lane_failures.append(content)
-            self._has_news = True
         elif kind == "ended":
             self._ended.add(number)
             self._settle(number)
+            self._shrink_smaller(number)
         elif kind == "device lost":
             self._ended.add(number)
             self._take_death(number, *content)
@@ -264,12 +288,11 @@ class _Campaign:
         self._owners.setdefault(found.signature, number)
         self._has_news = True
 
-    def _take_death(self, number: int, family: str, found: Found | None = None) -> None:
+    def _take_death(self, number: int, cause: str, found: Found) -> None:
         """Note what has ended a worker, and replace it."""
-        self._state.deaths[family] += 1
-        if found is not None:
-            self._result.counts[found.signature] += 1
-            self._take_found(number, found)
+        self._state.deaths[cause] += 1
+        self._result.counts[found.signature] += 1
+        self._take_found(number, found)
         self._settle(number)
         self._replace(number)
 
@@ -289,9 +312,6 @@ class _Campaign:
 
     def _take_failure(self, item: Again, verdict: Verdict) -> None:
         family = family_named(item.family)
-        if not isinstance(item.case, Case):
-            self._result.lane_failures.append(f"{verdict.text()}\n{item.case.to_json(family)}")
-            return
         how_small = item.how_small if verdict.signature == item.signature else NOT_SHRUNK_YET
         found = Found.of(family, item.case, verdict, how_small)
         self._result.add(found)
@@ -302,7 +322,7 @@ class _Campaign:
             # Its round would end the next worker as well. Where only an answer is wrong, the
             # round is run again and counts it.
             self._result.counts[found.signature] += 1
-            self._state.deaths[item.family] += 1
+            self._state.deaths[cause(item.family, item.case)] += 1
             rounds = self._state.progress[item.worker].rounds
             rounds[item.family] = max(rounds[item.family], item.round_number + 1)
 
@@ -357,11 +377,8 @@ class _Campaign:
         # The round counts as done: it would end the next worker as well.
         rounds = self._state.progress[assignment.worker].rounds
         rounds[family.name] = max(rounds[family.name], noted.round_number + 1)
-        if isinstance(noted.case, Case):
-            self._take_death(number, family.name, Found.of(family, noted.case, verdict))
-        else:
-            self._result.lane_failures.append(f"{verdict.text()}\n{noted.case.to_json(family)}")
-            self._take_death(number, family.name)
+        found = Found.of(family, noted.case, told(noted.case, verdict))
+        self._take_death(number, cause(family.name, noted.case), found)
 
     def _settle(self, number: int) -> None:
         """Note that what a process had under way is taken, and find others for what it owned."""
@@ -375,6 +392,14 @@ class _Campaign:
         """Find others to make smaller what a process was to make smaller."""
         owned = [signature for signature, owner in self._owners.items() if owner == number]
         self._to_shrink.extend(owned)
+
+    def _shrink_smaller(self, number: int) -> None:
+        """Have a case made smaller that has come while another of its finding was."""
+        given = self._shrinkers.get(number)
+        if given is not None:
+            found = self._result.findings[given.signature]
+            if found.is_to_shrink and found.case != given.case:
+                self._to_shrink.append(found.signature)
 
     def _replace(self, number: int) -> None:
         """Start a worker for the time that is left."""

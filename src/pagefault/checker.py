@@ -8,16 +8,18 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from . import addresses, interpreter, reached, replay
+from .against import Answer, held_against
 from .case import Case, CaseError, Cells
 from .comparison import Comparison, Outcome
 from .family import Argument, Domain, Expected, Family, HostTensor, Plain, Tensor
 from .footprint import needed_reads, touched_cells
 from .memory import POISONS, TORCH_DTYPES, CudaMemory, Memory, Plan, Replicas, Touched, memories_of
-from .target import Target
+from .target import Target, pair_of
 from .verdict import Finding, Verdict
 
 
@@ -96,9 +98,12 @@ class Checker:
     def domain(self, family: Family) -> Domain:
         """Return which cases of a family the target can do and the memory can hold."""
         domain = self.target.terms_of(family.name).domain
-        if not any(memory.reserves for memory in self._memories):
+        other = self.target.against
+        # Where no oracle says what is touched of a table, it can't be reserved.
+        if other is not None or not any(memory.reserves for memory in self._memories):
             domain = domain.excluding(WIDE_TABLE)
-        if not _uses_triton(self.target.functions[family.name]):
+        functions = [target.functions[family.name] for target in (self.target, other) if target]
+        if not all(map(_uses_triton, functions)):
             domain = domain.excluding(LONG_ROWS)
         return domain
 
@@ -125,9 +130,12 @@ class Checker:
     def _replays_of(self, family: Family) -> list[Way]:
         """Return the ways to replay a call, none where the target or the device has none."""
         without = self.target.terms_of(family.name).without
-        return self._replays if family.capturable and REPLAY not in without else []
+        is_replayed = family.capturable and REPLAY not in without and self.target.against is None
+        return self._replays if is_replayed else []
 
     def _check(self, way: Way, family: Family, case: Case) -> Verdict:
+        if self.target.against is not None:
+            return self._check_against(way, family, case, self.target.against)
         dialect = self.target.terms_of(family.name).dialect
         expected = family.expect(case, dialect)
         arguments = family.arguments(case)
@@ -163,6 +171,62 @@ class Checker:
         reached.count(reached.memory(memory.name))
         _poison_returned(outcomes)
         return verdict.with_more(*_far_writes(memory))
+
+    def _check_against(self, way: Way, family: Family, case: Case, other: Target) -> Verdict:
+        """Return in what the target's answer differs from another's, in the same memory."""
+        arguments = family.arguments(case)
+        tensors = _tensors_of(arguments)
+        memory, plan = self._planned(way.memory, case, tensors, {})
+        answers = []
+        names = pair_of(self.target.name)
+        for target, name in ((self.target, names[0]), (other, names[1])):
+            function = target.functions[family.name]
+            replicas = None
+            try:
+                replicas = memory.place(plan, tensors)
+                outcomes = [
+                    self._unheld_call(family, function, arguments, placed, case, order)
+                    for placed, order in zip(replicas.tensors, (addresses.FORWARDS, way.order))
+                ]
+                fetched = [outcome.fetched() for outcome in outcomes]
+                after = memory.read_back(plan).copy()
+            except (DeviceFault, RuntimeError) as error:
+                _lost.append((self, replicas))
+                fault = error if isinstance(error, DeviceFault) else DeviceFault(error)
+                return _device_error(family, fault, memory, f"{name}: ")
+            # What was returned may lie in the memory that the next call gets.
+            returned = [
+                {
+                    path: value.clone() if isinstance(value, torch.Tensor) else value
+                    for path, value in values.items()
+                }
+                for values in fetched
+            ]
+            answers.append(Answer(name, after, outcomes, returned, memory.far_writes))
+        verdict = held_against(family, case, plan, *answers)
+        reached.count(reached.memory(memory.name))
+        for answer in answers:
+            _poison_returned(answer.outcomes)
+        return verdict
+
+    def _unheld_call(
+        self,
+        family: Family,
+        function: Callable[..., Any],
+        arguments: Sequence[Argument],
+        placed: Sequence[torch.Tensor],
+        case: Case,
+        order: str,
+    ) -> Outcome:
+        """Make a call of which no contract says what it may touch."""
+        if self._watch is None:
+            return self._call(family, arguments, placed, case, function)
+        named = dict(zip([tensor.name for tensor in _tensors_of(arguments)], placed))
+        anything = {name: range(tensor.numel()) for name, tensor in named.items()}
+        call = addresses.call_of(named, {}, anything, None, order)
+        with self._watch.watching(call):
+            outcome = self._call(family, arguments, placed, case, function)
+        return dataclasses.replace(outcome, missteps=tuple(call.missteps.values()))
 
     def _planned(
         self, memory: Memory, case: Case, tensors: Sequence[Tensor], touched: Touched
@@ -224,8 +288,9 @@ class Checker:
         arguments: Sequence[Argument],
         placed: Sequence[torch.Tensor],
         case: Case,
+        function: Callable[..., Any] | None = None,
     ) -> Outcome:
-        function = self.target.functions[family.name]
+        function = function or self.target.functions[family.name]
         tensors = iter(placed)
         values = [
             next(tensors)
@@ -282,9 +347,9 @@ def _tensors_of(arguments: Sequence[Argument]) -> list[Tensor]:
     return [argument for argument in arguments if isinstance(argument, Tensor)]
 
 
-def _device_error(family: Family, fault: DeviceFault, memory: Memory) -> Verdict:
+def _device_error(family: Family, fault: DeviceFault, memory: Memory, who: str = "") -> Verdict:
     first_line = str(fault.args[0]).strip().splitlines()[0]
-    headline = f"{family.name}: the device reported: {first_line}"
+    headline = f"{who}{family.name}: the device reported: {first_line}"
     lines = (f"memory: {memory.name}",)
     return Verdict(family.name, (Finding("device error", "device", headline, lines),))
 

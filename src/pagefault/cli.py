@@ -24,26 +24,26 @@ from rich.text import Text
 
 from . import __version__, github
 from .campaign import Plan, Result, run
-from .case import Case, CaseError
+from .case import CaseError
 from .conformance import replay_line, write_case
 from .corpus import CORPUS, corpora_of
 from .corpus import merge as merge_corpora
 from .device import DeviceError, count_workers, device_name, prepare, resolve_device, versions
-from .family import FamilyError, case_from_json, families, family_named
+from .family import FamilyError, families, family_named
+from .finding_record import FIXED, Record
 from .findings import Context, Filing, FindingsError, FindingsFolder, read_finding
 from .findings import merge as merge_findings
-from .garbage import check_garbage, garbage_from_json, is_garbage
 from .isolation import check_in_child
 from .pace import Pace
 from .recheck import Again, of_bugs, of_findings
-from .record import FIXED, Record
 from .report import report_of_campaign, report_of_folder
 from .result import FAILS, PASSES
+from .side_case import AnyCase, any_case_from_json, check_any, why_not
 from .soak import demanded_checks, some_of
 from .soak import why_void as why_soak_is_void
 from .specialisations import json_of, lines_of
 from .state import State, open_campaign
-from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target
+from .target import DESCRIPTIONS, KnownFault, Target, TargetError, load_target, pair_name, pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ app = typer.Typer(
 
 TargetOption = Annotated[
     str, typer.Option(help="A name (see `pagefault targets`), a module, or a path to a .py file.")
+]
+AgainstOption = Annotated[
+    str,
+    typer.Option(
+        help="Hold the target against this one, named as --target is, and not against the oracle.",
+        metavar="TARGET",
+    ),
 ]
 FINDINGS = Path(".pagefault/findings")
 CAMPAIGNS = Path(".pagefault/campaigns")
@@ -114,11 +121,17 @@ def _options(
 @app.command()
 def fuzz(
     target: TargetOption = "ours",
+    against: AgainstOption = "",
     family: Annotated[
         list[str] | None, typer.Option(help="A function to test; may be given several times.")
     ] = None,
     time_: Annotated[
-        str, typer.Option("--time", help="How long: 60s, 5m, 8h.", metavar="DURATION")
+        str,
+        typer.Option(
+            "--time",
+            help="How long to draw cases: 60s, 5m, 8h; what is found is made smaller after it.",
+            metavar="DURATION",
+        ),
     ] = "60s",
     max_cases: Annotated[int | None, typer.Option(min=1, help="Stop after so many cases.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run; drawn and shown.")] = None,
@@ -178,6 +191,8 @@ def fuzz(
 ) -> None:
     """Draw cases and check the target against the oracle until the time is over.
 
+    With --against, against another implementation: what both write or return must be equal.
+
     Exit status: 0 nothing found, 1 findings, 2 bad usage or a target that can't be loaded,
     3 a void run (no case ran, or edges were not reached that a run of its length must reach; of
     a soak all edges, all checks and all cases), 130 interrupted with nothing found.
@@ -186,6 +201,11 @@ def fuzz(
     case_seconds = _duration("--case-time", case_time)
     if memory not in MEMORIES:
         raise Usage(f"--memory {memory!r}, but should be one of {', '.join(MEMORIES)}")
+    target = pair_name(target, against)
+    if len(pair_of(target)) > 1:
+        for option, wanted in (("--soak", soak), ("--strict", strict)):
+            if wanted:
+                raise Usage(f"{option} needs the contract: it can't be asked for with --against")
     resolved = resolve_device(device)
     cluster = None if ray is None else _connected(ray, resolved)
     num_workers = _num_workers(workers, resolved, cluster)
@@ -215,14 +235,17 @@ def fuzz(
         is_soak=soak,
         strict=strict,
         machine=platform.node() if machine is None else machine,
-        out=str(out),
     )
     console = Console()
     context = Context.of(plan)
     opened = open_campaign(plan, context.run, state, resume)
-    plan = opened.state.plan = dataclasses.replace(opened.state.plan, out=str(out))
+    plan = opened.state.plan
     context = dataclasses.replace(context, run=opened.state.run)
     _print_header(console, plan, "" if ray is None else f" on the Ray cluster {ray}")
+    if loaded.against is not None:
+        for reason in dict.fromkeys(loaded.skipped.values()):
+            of_it = [name for name, why in loaded.skipped.items() if why == reason]
+            console.print(Text(f"not compared: {', '.join(of_it)}: {reason}"), soft_wrap=True)
     for line in opened.lines:
         console.print(Text(line), soft_wrap=True)
     opened.state.add_filed(earlier.values())
@@ -273,7 +296,7 @@ def fuzz(
             console.print(Text(f"--report {str(report)!r} can't be written: {_reason(error)}"))
     if github.are_wanted():
         _annotate(plan, result, loaded, paths)
-    if result.findings or result.lane_failures:
+    if result.findings:
         raise typer.Exit(FOUND_SOMETHING)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -286,6 +309,7 @@ def repro(
     target: Annotated[
         str | None, typer.Option(help="As `fuzz` takes it; a finding knows its own.")
     ] = None,
+    against: AgainstOption = "",
     device: DeviceOption = "auto",
     strict: StrictOption = False,
 ) -> None:
@@ -303,27 +327,24 @@ def repro(
             text = case.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise Usage(f"case {str(case)!r} can't be read: {_reason(error)}") from error
-    target = target or "ours"
+    target = pair_name(target or "ours", against)
+    if strict and len(pair_of(target)) > 1:
+        raise Usage("--strict needs the contract: it can't be asked for with --against")
     prepare(resolved)
     try:
-        garbage = None
-        if is_garbage(text):
-            family, garbage = garbage_from_json(text)
-            loaded_case = garbage.case
-        else:
-            family, loaded_case = case_from_json(text)
+        family, loaded_case = any_case_from_json(text)
     except CaseError as error:
         raise Usage(f"case {str(case)!r}: {error}") from error
     loaded = load_target(target)
     if family.name not in loaded.functions:
         raise Usage(f"target {target!r} has no {family.name}: {loaded.skipped[family.name]}")
+    reason = why_not(family, loaded_case, loaded)
+    if reason:
+        raise Usage(f"case {str(case)!r} says nothing of target {target!r}: {reason}")
     from .checker import Checker
 
-    def check(case: Case) -> Verdict:
-        checker = Checker(loaded, resolved, strict=strict)
-        if garbage is not None:
-            return check_garbage(checker, family, garbage, thoroughly=True)
-        return checker.check_thoroughly(family, case)
+    def check(case: AnyCase) -> Verdict:
+        return check_any(Checker(loaded, resolved, strict=strict), family, case)
 
     # The device is the child's alone, and so is a death.
     verdict = check_in_child(check, family, loaded_case, Plan.case_seconds)
@@ -435,6 +456,8 @@ def mutate(
     that is listed as equivalent was killed or is none, 2 bad usage, 3 the original fails, 130
     interrupted.
     """
+    if len(pair_of(target)) > 1:
+        raise Usage(f"--target {target!r}: one target can be changed at a time")
     num_workers = _num_workers(workers, "cpu")
     for path in (json_, markdown):
         if path is not None:
@@ -721,9 +744,6 @@ def _print_closing(
             console.print(Text(f"  {replay}"), soft_wrap=True)
         failure = filing.failures.get(found.signature)
         console.print(Text(f"  {failure or f'finding: {folder}'}"), soft_wrap=True)
-    for failure in result.lane_failures:
-        console.print()
-        console.print(Text(failure), soft_wrap=True)
     console.print()
     for fault, times in _known(plan, result, target):
         console.print(
@@ -748,8 +768,8 @@ def _print_closing(
         console.print(_check_table(plan, result, target))
     if result.unchecked:
         console.print(Text(result.unchecked), soft_wrap=True)
-    if result.num_lost:
-        console.print(f"workers lost with their machine: {result.num_lost}", highlight=False)
+    if result.lost:
+        console.print(result.lost, highlight=False)
     for failure in result.failures:
         console.print(Text(failure), soft_wrap=True)
     if result.interrupted:
@@ -838,6 +858,7 @@ def _write_json(
         "seed": plan.seed,
         "machine": plan.machine,
         "workers": plan.num_workers,
+        "workers_lost": result.num_lost,
         "seconds": round(result.seconds, 3),
         "void": void,
         "unchecked": result.unchecked,
@@ -858,7 +879,6 @@ def _write_json(
             }
             for found in result.findings.values()
         ],
-        "lane_failures": result.lane_failures,
         "known": [
             {"signature": fault.signature, "count": times, "reason": fault.reason}
             for fault, times in _known(plan, result, target)

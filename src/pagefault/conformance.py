@@ -22,6 +22,7 @@ from .journal import Journal
 from .minimal import Budget, Minimal, minimise
 from .oracle.slots import Holes
 from .stream import derived_seed, draw_cases
+from .target import pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -138,7 +139,8 @@ def replay_line(path: Path, target: str, device: str) -> str:
         return f"case: {path}"
     words = ["pagefault", "repro", str(path)]
     if target != "ours":
-        words += ["--target", target]
+        for option, name in zip(("--target", "--against"), pair_of(target)):
+            words += [option, name]
     return f"replay: {shlex.join(words)} --device {device}"
 
 
@@ -246,7 +248,7 @@ def _search(
     num_cases: int | None,
     seed: int | None,
     shard: int,
-) -> tuple[Minimal | Ended | None, str]:
+) -> tuple[Minimal[Case] | Ended | None, str]:
     """Return the smallest case that fails, or one that took the device along; and what could not
     be checked.
     """
@@ -311,7 +313,7 @@ def noting(family: Family, check: Callable[[C], Verdict]) -> Callable[[C], Verdi
     return check_noted
 
 
-def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) -> Minimal:
+def _smallest_that_ends(ended: Ended, target: Any, family: Family, device: str) -> Minimal[Case]:
     """Return the smallest case that ends its process as this one did."""
     from .checker import Checker
 

@@ -8,13 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .case import Case
 from .family import Family
+from .side_case import AnyCase
 
 SECONDS = 60.0
 
 
-def through_interpreter(target: str, family: Family, case: Case, seconds: float = SECONDS) -> str:
+def through_interpreter(
+    target: str, family: Family, case: AnyCase, seconds: float = SECONDS
+) -> str:
     """Return lines for the report of a case, from a check of it in a process without a GPU.
 
     Args:
@@ -25,7 +27,7 @@ def through_interpreter(target: str, family: Family, case: Case, seconds: float 
     """
     with tempfile.TemporaryDirectory(prefix="pagefault-") as folder:
         path = Path(folder) / "case.json"
-        path.write_text(family.to_json(case))
+        path.write_text(case.to_json(family.name))
         command = [sys.executable, "-m", "pagefault", "repro", str(path)]
         try:
             process = subprocess.run(

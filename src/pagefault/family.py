@@ -193,6 +193,9 @@ class Family:
             out of the domain.
         expect_any_bytes: What the oracle says of a case whose device tensors hold something else,
             in a dialect; None where it only says what stays inside the tensors.
+        fields_of: Returns the fields of the case of a live call, from its arguments by parameter: a
+            tensor comes as a list, or as a page table where it has two dimensions. None where each
+            field has the name of a parameter.
         size: New tokens, pages or chunks of a case, what "small" means after the number of
             requests.
     """
@@ -213,6 +216,7 @@ class Family:
     expect_any_bytes: Callable[[Any, Inputs, Dialect], Expected] | None = None
     simpler: Callable[[Any], Iterator[Changes]] = lambda case: iter(())
     capturable: bool = False
+    fields_of: Callable[[Mapping[str, Any]], Changes] | None = None
 
     def strategy(self, domain: Domain) -> SearchStrategy[Any]:
         """Return the strategy of the cases of a domain."""

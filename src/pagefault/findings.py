@@ -29,20 +29,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from . import durable
-from .case import Case
 from .device import device_name, driver_version, versions
-from .family import case_from_json
-from .record import Passed, Rate, Record, Run, Smallest, as_lines
+from .finding_record import Passed, Rate, Record, Run, Smallest, as_lines
 from .result import PASSES
-from .target import Target, TargetError, file_of
+from .side_case import AnyCase, SideCase, any_case_from_json, legal_part
+from .target import Target, TargetError, file_of, pair_name, pair_of
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
     from .plan import Plan
     from .result import Found, Result
+
+C = TypeVar("C", bound=AnyCase)
 
 NUM_RUNS = 10
 
@@ -61,8 +62,8 @@ class FindingsError(Exception):
 
 
 def reproduce_rate(
-    check: Callable[[Case], Verdict],
-    case: Case,
+    check: Callable[[C], Verdict],
+    case: C,
     signature: Signature,
     num_runs: int = NUM_RUNS,
     seconds: float = 60.0,
@@ -167,7 +168,8 @@ class Context:
 
 def target_name(target: str) -> str:
     """Return what findings call a target: the same kernel in two checkouts is one."""
-    return Path(target).name if target.endswith(".py") else target
+    a, *b = (Path(name).name if name.endswith(".py") else name for name in pair_of(target))
+    return pair_name(a, *b) if b else a
 
 
 def _now() -> str:
@@ -498,13 +500,15 @@ class Filing:
         from .repro_script import KERNEL_FOLDER, kernel_of, script_of
 
         try:
-            family, case = case_from_json(found.case)
+            family, case = any_case_from_json(found.case)
+            if isinstance(case, SideCase):
+                family = case.as_family(family)
             kernel = kernel_of(self._target, family.name)
             script = script_of(
                 self._target,
                 family,
                 found.signature,
-                case,
+                legal_part(case),
                 f"{found.verdict}\n  {found.how_small}",
                 self._context.device,
                 kernel,

@@ -8,17 +8,16 @@ open, only that nothing outside the outputs changes.
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from . import conformance, reached
-from .case import DTYPE_RANGES, Case, CaseError, PageTable
+from .case import DTYPE_RANGES, Case, CaseError, PageTable, runs_left_out
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
 from .device import prepare, resolve_device
 from .family import (
@@ -31,14 +30,16 @@ from .family import (
     Tensor,
     TensorValue,
     Writes,
-    family_named,
     no_explanation,
 )
 from .isolation import Ended, hang_verdict
-from .minimal import minimise
+from .minimal import Minimal, minimise, simplifications
+from .side_case import SideCase
 from .verdict import Verdict
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from .checker import Checker
     from .target import Target
 
@@ -54,7 +55,7 @@ _NOT_PROMISED = frozenset(["race", "needless"])
 
 
 @dataclass(frozen=True)
-class Garbage:
+class Garbage(SideCase):
     """A legal case, and what some elements of its device tensors hold instead.
 
     Attributes:
@@ -63,8 +64,14 @@ class Garbage:
             whose dtype can't hold the value, is passed over.
     """
 
+    FIELD = "spoilt"
+
     case: Case
     spoilt: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        spoilt = ", ".join(f"{name}[{idx}] = {value}" for name, idx, value in self.spoilt)
+        return f"{EDGE} are safe: {spoilt}"
 
     def arguments(self, family: Family) -> list[Argument]:
         """Return the call's arguments."""
@@ -99,42 +106,74 @@ class Garbage:
         vector = [spoilt.get(idx, value) for idx, value in enumerate(values)]
         return dataclasses.replace(tensor, values=vector)
 
-    def to_json(self, family: Family) -> str:
-        """Return the case as JSON text with one more field, the garbage."""
-        text = family.to_json(self.case).rstrip().removesuffix("}").rstrip()
-        return f'{text},\n  "spoilt": {json.dumps(self.spoilt)}\n}}\n'
+    @property
+    def held_to(self) -> str:
+        return EDGE
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        far = sum(idx for _, idx, _ in self.spoilt)
+        odd = sum(value != -1 for _, _, value in self.spoilt)
+        return len(self.spoilt), far, odd
 
-def is_garbage(text: str) -> bool:
-    """Return whether JSON text describes a case with garbage, and not a case alone."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(document, dict) and "spoilt" in document
+    @classmethod
+    def of(cls, case: Case, value: Any) -> Self:
+        """Return the case with the garbage that JSON says.
 
+        Raises:
+            CaseError: It says none.
+        """
+        try:
+            return cls(
+                case, tuple((str(name), int(idx), int(spoilt)) for name, idx, spoilt in value)
+            )
+        except (ValueError, TypeError) as error:
+            raise CaseError(
+                f"{cls.FIELD}: {value!r}, but should be [tensor, index, value] each"
+            ) from error
 
-def garbage_from_json(text: str) -> tuple[Family, Garbage]:
-    """Return a family and the garbage that JSON text describes.
+    def value(self) -> Any:
+        return self.spoilt
 
-    Raises:
-        CaseError: The text describes none.
-    """
-    try:
-        document = json.loads(text)
-        spoilt = tuple((str(name), int(idx), int(value)) for name, idx, value in document["spoilt"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CaseError(f"spoilt: not [tensor, index, value] each: {error}") from error
-    family = family_named(str(document.get("family")))
-    del document["spoilt"]
-    return family, Garbage(family.from_json(json.dumps(document)), spoilt)
+    def simpler(self, family: Family) -> Iterator[Garbage]:
+        """Yield cases with less garbage, smaller cases, and plainer garbage."""
+        spoilt = self.spoilt
+        for kept in runs_left_out(len(spoilt)):
+            yield Garbage(self.case, tuple(spoilt[i] for i in kept))
+        for case in simplifications(family, self.case):
+            # What has to be refused says nothing of garbage.
+            if not is_refused(family, case):
+                yield Garbage(case, spoilt)
+        for i, (name, idx, value) in enumerate(spoilt):
+            for plainer in ((name, 0, -1), (name, 0, value), (name, idx, -1)):
+                yield Garbage(self.case, (*spoilt[:i], plainer, *spoilt[i + 1 :]))
+
+    def why_not(self, family: Family, target: Target) -> str:
+        return target.terms_of(family.name).without.get(EDGE, "")
+
+    def judge(self, checker: Checker, family: Family, thoroughly: bool) -> Verdict:
+        return check_garbage(checker, family, self, None, thoroughly)
+
+    def as_family(self, family: Family) -> Family:
+        def expect(case: Case, dialect: Dialect) -> Expected:
+            if family.expect_any_bytes is None:
+                return contained(family, case, dialect)
+            return family.expect_any_bytes(case, self.inputs(family), dialect)
+
+        return dataclasses.replace(
+            family,
+            arguments=lambda case: self.arguments(family),
+            expect=expect,
+            explain=no_explanation,
+            capturable=False,
+        )
 
 
 def check_garbage(
     checker: Checker,
     family: Family,
     garbage: Garbage,
-    seconds: float = CALL_SECONDS,
+    seconds: float | None = CALL_SECONDS,
     thoroughly: bool = False,
 ) -> Verdict:
     """Return what a call with garbage does that it must not do.
@@ -143,28 +182,18 @@ def check_garbage(
         checker: Calls the target.
         family: The function's family.
         garbage: The call.
-        seconds: How long it may take where Python can interrupt it, which is not on a GPU.
+        seconds: How long it may take where Python can interrupt it, which is not on a GPU; None
+            where somebody else ends a process that takes too long.
         thoroughly: Whether to try every memory.
     """
     check = checker.check_thoroughly if thoroughly else checker.check
-
-    def expect(case: Case, dialect: Dialect) -> Expected:
-        if family.expect_any_bytes is None:
-            return contained(family, case, dialect)
-        return family.expect_any_bytes(case, garbage.inputs(family), dialect)
-
-    spoilt = dataclasses.replace(
-        family,
-        arguments=lambda case: garbage.arguments(family),
-        expect=expect,
-        explain=no_explanation,
-        capturable=False,
-    )
+    spoilt = garbage.as_family(family)
     try:
         with _time_limit(seconds):
             verdict = check(spoilt, garbage.case)
             reached.count(reached.ANY_BYTES)
     except _Overrun:
+        assert seconds is not None
         return hang_verdict(family, seconds)
     kept = tuple(finding for finding in verdict.findings if finding.kind not in _NOT_PROMISED)
     return dataclasses.replace(verdict, findings=kept)
@@ -198,8 +227,6 @@ def check_any_bytes(
     device: str | None = None,
     shard: int = 0,
     seconds: float = CALL_SECONDS,
-    checker: Checker | None = None,
-    narrowed: Callable[[Domain], Domain] = lambda domain: domain,
 ) -> None:
     """Hold a function of a target to what it owes whatever its device tensors hold.
 
@@ -211,77 +238,58 @@ def check_any_bytes(
         device: "auto", "cpu" or "cuda", or None for the session's.
         shard: Which of several streams of this property.
         seconds: How long one call may take, see `check_garbage`.
-        checker: Of the target on this device, or None for a new one.
-        narrowed: Returns what is to be drawn of what may be.
 
     Raises:
         NonConformance: It raises, does not end, leaves its tensors, or gives another answer than
             the contract fixes; with the smallest such call found.
     """
     __tracebackhide__ = True
-    from .checker import WIDE_TABLE, Checker
-    from .strategies.any_bytes import garbage_of
+    from .checker import Checker
 
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
 
-    def search() -> tuple[Garbage, Verdict] | None:
-        own_checker = checker or Checker(target, resolved)
+    def search() -> Minimal[Garbage] | None:
+        checker = Checker(target, resolved)
 
         def check_here(garbage: Garbage) -> Verdict:
-            return check_garbage(own_checker, family, garbage, seconds)
+            return garbage.told(check_garbage(checker, family, garbage, seconds))
 
         check = conformance.noting(family, check_here)
-        # Garbage is kept out of reserved tables: no oracle says what is touched there.
-        domain = own_checker.domain(family)
-        domain = domain.excluding(WIDE_TABLE)
-        strategy = garbage_of(family, narrowed(domain))
+        strategy = garbage_in(family, checker.domain(family))
         failure = first_failure(strategy, check, num_cases, seed, family.name, EDGE, shard)
-        if failure is None or failure[1].fatal or failure[1].signature.kind == "hang":
-            return failure
-        return _smallest(family, *failure, check)
+        if failure is None:
+            return None
+        if failure[1].fatal:
+            return Minimal(*failure, 0, "a device that may be lost")
+        if failure[1].signature.kind == "hang":
+            return Minimal(*failure, 0, "a call that does not end")
+        return minimise(family, *failure, check, SHRINK_BUDGET)
 
     found = conformance.in_own_process(search, family)
     if found is None:
         return
-    garbage, verdict = (found.case, found.verdict) if isinstance(found, Ended) else found
-    path = write_case(session.out, family, verdict.signature, garbage.to_json(family))
-    spoilt = ", ".join(f"{name}[{idx}] = {value}" for name, idx, value in garbage.spoilt)
+    if isinstance(found, Ended):
+        found = Minimal(found.case, found.verdict, 0, "the process that ended")
+    garbage = found.case
+    text = garbage.to_json(family.name)
+    path = write_case(session.out, family, found.verdict.signature, text)
     raise NonConformance(
-        f"{verdict.text()}\n  any bytes are safe: {spoilt}\n  case: {path}\n"
-        + garbage.to_json(family),
+        f"{found.verdict.text()}\n  {garbage}\n  {found}\n  case: {path}\n{text}",
         garbage.case,
         path,
     )
 
 
-def _smallest(
-    family: Family, garbage: Garbage, verdict: Verdict, check: Callable[[Garbage], Verdict]
-) -> tuple[Garbage, Verdict]:
-    """Return a call with less garbage, and the smallest case that it shows the same in."""
-    garbage, verdict = _less_spoilt(garbage, verdict, check)
-    for _ in range(2):
-        garbage, verdict = _in_smaller_case(family, garbage, verdict, check)
-        garbage, verdict = _less_spoilt(garbage, verdict, check)
-        plainer, verdict = _plainer(garbage, verdict, check)
-        if plainer == garbage:
-            break
-        garbage = plainer
-    return garbage, verdict
+def garbage_in(family: Family, domain: Domain) -> SearchStrategy[Garbage]:
+    """Return the strategy of calls with garbage, from legal cases of a domain.
 
+    Garbage is kept out of reserved tables: no oracle says what is touched there.
+    """
+    from .checker import WIDE_TABLE
+    from .strategies.any_bytes import garbage_of
 
-def _in_smaller_case(
-    family: Family, garbage: Garbage, verdict: Verdict, check: Callable[[Garbage], Verdict]
-) -> tuple[Garbage, Verdict]:
-    spoilt = garbage.spoilt
-
-    def check_accepted(case: Case) -> Verdict:
-        if is_refused(family, case):
-            return Verdict(family.name)  # A step of the minimiser to what says nothing of garbage.
-        return check(Garbage(case, spoilt))
-
-    minimal = minimise(family, garbage.case, verdict, check_accepted, SHRINK_BUDGET)
-    return Garbage(minimal.case, spoilt), minimal.verdict
+    return garbage_of(family, domain.excluding(WIDE_TABLE))
 
 
 def is_refused(family: Family, case: Case) -> bool:
@@ -289,50 +297,15 @@ def is_refused(family: Family, case: Case) -> bool:
     return any(edge.startswith("refused: ") for edge in family.edges(case))
 
 
-def _plainer(
-    garbage: Garbage, verdict: Verdict, check: Callable[[Garbage], Verdict]
-) -> tuple[Garbage, Verdict]:
-    """Move the garbage to the first element, and make it -1, where that makes no difference."""
-    for i in range(len(garbage.spoilt)):
-        name, idx, value = garbage.spoilt[i]
-        for moved in ((name, 0, -1), (name, 0, value), (name, idx, -1)):
-            spoilt = (*garbage.spoilt[:i], moved, *garbage.spoilt[i + 1 :])
-            candidate = Garbage(garbage.case, spoilt)
-            answer = check(candidate)
-            if not answer.passed and answer.signature == verdict.signature:
-                garbage, verdict = candidate, answer
-                break
-    return garbage, verdict
-
-
-def _less_spoilt(
-    garbage: Garbage, verdict: Verdict, check: Callable[[Garbage], Verdict]
-) -> tuple[Garbage, Verdict]:
-    """Leave out as much of the garbage as makes no difference to the signature."""
-    dropped = len(garbage.spoilt)
-    while dropped:
-        first = 0
-        while first < len(garbage.spoilt):
-            spoilt = garbage.spoilt[:first] + garbage.spoilt[first + dropped :]
-            candidate = Garbage(garbage.case, spoilt)
-            answer = check(candidate)
-            if not answer.passed and answer.signature == verdict.signature:
-                garbage, verdict = candidate, answer
-            else:
-                first += dropped
-        dropped //= 2
-    return garbage, verdict
-
-
 class _Overrun(BaseException):
     """A call has not ended in time; no handler of exceptions inside it may stop this."""
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float | None) -> Iterator[None]:
     """Raise `_Overrun` in what runs too long; no limit where there is no alarm to set."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not hasattr(signal, "setitimer"):
+    if seconds is None or not is_main or not hasattr(signal, "setitimer"):
         yield
         return
 

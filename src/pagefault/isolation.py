@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from .case import Case
 from .family import Family
 from .journal import Journal, last_noted, seconds_since_noted
 from .lifetime import die_with_parent
 from .memory_limit import EXIT_STATUS, limit_memory
+from .side_case import AnyCase, check_any, told
 from .verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .target import Target
 
 T = TypeVar("T")
+C = TypeVar("C", bound=AnyCase)
 
 # How long a case may take whose check costs a process, a start of that included.
 SHRINK_CASE_SECONDS = {"cpu": 3.0, "cuda": 15.0}
@@ -38,7 +39,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def check_in_child(
-    check: Callable[[Case], Verdict], family: Family, case: Case, seconds: float
+    check: Callable[[C], Verdict], family: Family, case: C, seconds: float
 ) -> Verdict:
     """Return what a check says of a case, or how the process ended that ran it.
 
@@ -53,16 +54,16 @@ def check_in_child(
     deadline = time.monotonic() + seconds
     answer, exitcode = _forked(lambda: check(case), lambda: time.monotonic() > deadline)
     if exitcode is None:
-        return hang_verdict(family, seconds)
+        return told(case, hang_verdict(family, seconds))
     if exitcode or not answer:
-        return death_verdict(family, exitcode)
+        return told(case, death_verdict(family, exitcode))
     verdict: Verdict = pickle.loads(answer)
     return verdict
 
 
 def checking_in_children(
     target: Target, family: Family, make_checker: Callable[[], Checker], seconds: float
-) -> Callable[[Case], Verdict]:
+) -> Callable[[AnyCase], Verdict]:
     """Return a check for the minimiser whose every case has a child of its own.
 
     What the target never gets passes, and so do its known faults.
@@ -74,13 +75,13 @@ def checking_in_children(
         seconds: How long a child may take.
     """
 
-    def check_here(case: Case) -> Verdict:
-        verdict = make_checker().check_thoroughly(family, case)
+    def check_here(case: AnyCase) -> Verdict:
+        verdict = check_any(make_checker(), family, case)
         if not verdict.fatal:
             verdict, _ = target.without_known(family, case, verdict)
         return verdict
 
-    def check(case: Case) -> Verdict:
+    def check(case: AnyCase) -> Verdict:
         if not target.allows(family, case):
             return Verdict(family.name)
         return check_in_child(check_here, family, case, seconds)
@@ -133,9 +134,8 @@ def run_in_child(
     noted = last_noted(path)
     if noted is None:
         raise RuntimeError(f"a process of pagefault ended outside any case: {exitcode}")
-    if exitcode is None:
-        return Ended(noted.case, hang_verdict(family, seconds))
-    return Ended(noted.case, death_verdict(family, exitcode))
+    how = hang_verdict(family, seconds) if exitcode is None else death_verdict(family, exitcode)
+    return Ended(noted.case, told(noted.case, how))
 
 
 def _picklable(error: Exception) -> Exception:

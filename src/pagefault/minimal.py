@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .case import (
     DTYPE_RANGES,
@@ -27,7 +27,10 @@ from .case import (
     with_row_stride,
 )
 from .family import Changes, Family
+from .side_case import AnyCase, SideCase, legal_part
 from .verdict import Verdict
+
+C = TypeVar("C", bound=AnyCase)
 
 # In a batch of more requests their order is left as it is.
 MOST_SWAPPED = 8
@@ -40,14 +43,16 @@ class Budget:
     Attributes:
         seconds: Wall time.
         num_checks: Cases tried.
+        limit: What limits the seconds, for reports; "the budget of 60 s" if nothing is said.
     """
 
     seconds: float = 60.0
     num_checks: int = 5000
+    limit: str = ""
 
 
 @dataclass(frozen=True)
-class Minimal:
+class Minimal(Generic[C]):
     """A case that shows a finding, and how small it is known to be.
 
     Attributes:
@@ -57,7 +62,7 @@ class Minimal:
         exhausted: The budget that ran out, or "" where no single step makes the case smaller.
     """
 
-    case: Case
+    case: C
     verdict: Verdict
     num_checks: int
     exhausted: str = ""
@@ -70,11 +75,11 @@ class Minimal:
 
 def minimise(
     family: Family,
-    case: Case,
+    case: C,
     verdict: Verdict,
-    check: Callable[[Case], Verdict],
+    check: Callable[[C], Verdict],
     budget: Budget = Budget(),
-) -> Minimal:
+) -> Minimal[C]:
     """Return the smallest case that single steps lead to, with the same signature.
 
     Args:
@@ -100,7 +105,8 @@ def minimise(
             if candidate in tried or not _rank_of(family, candidate) < rank:
                 continue
             if time.monotonic() > deadline:
-                return Minimal(case, verdict, num_checks, f"the budget of {budget.seconds:g} s")
+                limit = budget.limit or f"the budget of {budget.seconds:g} s"
+                return Minimal(case, verdict, num_checks, limit)
             if num_checks >= budget.num_checks:
                 return Minimal(
                     case, verdict, num_checks, f"the budget of {budget.num_checks} cases"
@@ -119,8 +125,10 @@ def minimise(
     return Minimal(case, verdict, num_checks)
 
 
-def size_of(family: Family, case: Case) -> tuple[int, ...]:
+def size_of(family: Family, case: AnyCase) -> tuple[int, ...]:
     """Return how large a case is; of two cases the one with the lesser tuple is smaller."""
+    if isinstance(case, SideCase):
+        return (*size_of(family, case.case), *case.size)
     cells = page_size = edits = numbers = 0
     for field in dataclasses.fields(case):
         value = getattr(case, field.name)
@@ -150,9 +158,10 @@ def size_of(family: Family, case: Case) -> tuple[int, ...]:
     )
 
 
-def _rank_of(family: Family, case: Case) -> tuple[tuple[int, ...], list[Any]]:
+def _rank_of(family: Family, case: AnyCase) -> tuple[tuple[int, ...], list[Any]]:
     """Return what a minimal case has the least of: its size, then its requests in their order."""
-    return size_of(family, case), [getattr(case, name) for name in case.per_request_fields()]
+    legal = legal_part(case)
+    return size_of(family, case), [getattr(legal, name) for name in legal.per_request_fields()]
 
 
 def _odd_dtype(case: Case, name: str, placement: Placement) -> int:
@@ -169,13 +178,19 @@ def _sum_of(value: Any) -> int:
     return _magnitude(value)
 
 
-def _simplifications_from(first: int, family: Family, case: Case) -> Iterator[tuple[int, Case]]:
+def _simplifications_from(first: int, family: Family, case: C) -> Iterator[tuple[int, C]]:
     """Yield all simplifications and their places, from one place on and then those before it."""
-    yield from itertools.islice(enumerate(_simplifications(family, case)), first, None)
-    yield from itertools.islice(enumerate(_simplifications(family, case)), first)
+
+    def steps() -> Iterator[tuple[int, Any]]:
+        if isinstance(case, SideCase):
+            return enumerate(case.simpler(family))
+        return enumerate(simplifications(family, legal_part(case)))
+
+    yield from itertools.islice(steps(), first, None)
+    yield from itertools.islice(steps(), first)
 
 
-def _simplifications(family: Family, case: Case) -> Iterator[Case]:
+def simplifications(family: Family, case: Case) -> Iterator[Case]:
     """Yield legal cases that one step makes simpler, the largest steps first."""
     steps = (
         map(case.keeping, runs_left_out(case.num_requests)),

@@ -26,7 +26,6 @@ class Plan:
         is_soak: Whether garbage and relations have their share, see `soak`.
         strict: Whether needless reads are findings, see `Checker`.
         machine: Name of the machine, which the seeds depend on as well.
-        out: The folder for cases that a soak finds beside its rounds.
     """
 
     target: str
@@ -41,7 +40,6 @@ class Plan:
     is_soak: bool = False
     strict: bool = False
     machine: str = ""
-    out: str = ".pagefault/cases"
 
     def stream(self, worker: int, family: str) -> tuple[int, str, int, str]:
         """Return what tells the rounds of a worker and family from all others."""

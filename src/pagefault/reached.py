@@ -13,6 +13,9 @@ from collections.abc import Iterable
 MEMORY = "replicas compared, guards and inputs included"
 VALUES = "elements of outputs and written tables held against the oracle"
 
+# Of two implementations.
+PAIRS = "cases in which two implementations were held against each other"
+
 # Where a function of the run has them.
 RETURNED_TENSORS = "returned tensors held against the oracle"
 RETURNED_NUMBERS = "returned numbers held against the oracle"

@@ -18,16 +18,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from .case import Case, CaseError
-from .family import FamilyError, case_from_json, family_named
+from .case import CaseError
+from .family import FamilyError, family_named
+from .finding_record import OPEN, Record
 from .findings import NUM_RUNS, target_name
 from .isolation import SHRINK_CASE_SECONDS, death_verdict, hang_verdict
 from .journal import Noted
 from .lifetime import die_with_parent
 from .memory_limit import limit_memory
 from .plan import Plan
-from .record import OPEN, Record
 from .result import NOT_SHRUNK_YET
+from .side_case import any_case_from_json, check_any, told, why_not
 from .verdict import Signature, Verdict
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Again:
     Attributes:
         name: What messages call it: the name of a finding, of a bug or of a journal.
         family: The family's name.
-        case: A case, or one with garbage in its tensors.
+        case: A case of any sort.
         signature: What it has shown, if it is a finding's.
         how_small: What is known of its size.
         times: How often to try; a case that shows its fault now and then has several tries.
@@ -94,7 +95,7 @@ def of_findings(records: Mapping[str, Record], plan: Plan) -> Selected:
     }
     for name, record in sorted(ours.items(), key=lambda item: item[1].status != OPEN):
         try:
-            family, case = case_from_json(record.smallest.case)
+            family, case = any_case_from_json(record.smallest.case)
         except (CaseError, FamilyError) as error:
             selected.left_out[name] = f"not checked again: {error}"
             continue
@@ -121,7 +122,7 @@ def of_bugs(folder: Path) -> Selected:
             cases = _cases_of(json.loads(path.read_text(encoding="utf-8")))
             for i, document in enumerate(cases):
                 name = f"{path}[{i}]" if len(cases) > 1 else str(path)
-                family, case = case_from_json(json.dumps(document))
+                family, case = any_case_from_json(json.dumps(document))
                 selected.items.append(Again(name, family.name, case))
         except (OSError, ValueError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -177,8 +178,10 @@ def check_again(plan: Plan, items: list[Again], stop: Any) -> Iterator[Verdict |
         if family.name not in target.functions:
             reason = target.skipped.get(family.name, "the target has no function of this name")
             return f"not checked again: {reason}"
-        legal = item.case if isinstance(item.case, Case) else item.case.case
-        if not target.allows(family, legal):
+        reason = why_not(family, item.case, target)
+        if reason:
+            return f"not checked again: {reason}"
+        if not target.allows(family, item.case):
             return "not checked again: the target can't do such a case"
         strict = plan.strict or (item.signature is not None and item.signature.kind == "needless")
         if strict not in checkers:
@@ -201,16 +204,11 @@ def check_again(plan: Plan, items: list[Again], stop: Any) -> Iterator[Verdict |
 
 def _first_failure(checker: Checker, item: Again) -> Verdict:
     """Return the first verdict of several checks that is not passed, or the last one."""
-    from .garbage import check_garbage
-
     family = family_named(item.family)
     for _ in range(item.times):
-        if isinstance(item.case, Case):
-            verdict = checker.check_thoroughly(family, item.case)
-            if not verdict.fatal:
-                verdict, _known = checker.target.without_known(family, item.case, verdict)
-        else:
-            verdict = check_garbage(checker, family, item.case)
+        verdict = check_any(checker, family, item.case)
+        if not verdict.fatal:
+            verdict, _known = checker.target.without_known(family, item.case, verdict)
         if not verdict.passed:
             break
     return verdict
@@ -261,13 +259,15 @@ def _in_one_child(
             if is_over():
                 return
             if not receiver.poll(seconds * item.times):
-                yield hang_verdict(family, seconds)
+                yield told(item.case, hang_verdict(family, seconds))
                 return
             try:
                 answer = receiver.recv()
             except EOFError:
-                yield death_verdict(family, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                status = os.waitpid(child, 0)[1]
                 child = 0
+                how = death_verdict(family, os.waitstatus_to_exitcode(status))
+                yield told(item.case, how)
                 return
             yield answer
             if isinstance(answer, Verdict) and answer.fatal:

@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from . import conformance, reached
 from .case import Case, CaseError, PageTable
 from .conformance import SHRINK_BUDGET, NonConformance, first_failure, session, write_case
-from .device import prepare, resolve_device
+from .device import is_device_lost, prepare, resolve_device
 from .family import Domain, Family, families, family_named
 from .isolation import Ended
-from .minimal import Minimal, minimise
+from .minimal import Minimal, minimise, simplifications
+from .side_case import SideCase
 from .verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from .calls import Calls
+    from .checker import Checker
     from .target import Target
 
 # What a call gave: every output and written table by name, and what was returned by its path.
@@ -47,6 +49,90 @@ class Relation:
     statement: str
     functions: tuple[str, ...]
     check: Callable[[Calls, Any], Difference]
+
+
+@dataclass(frozen=True)
+class Related(SideCase):
+    """A legal case of a relation's first function, to be held to the relation.
+
+    Attributes:
+        case: The case.
+        relation: The relation's name.
+    """
+
+    FIELD = "relation"
+
+    case: Case
+    relation: str
+
+    def __str__(self) -> str:
+        return f"held to the relation {self.relation!r}"
+
+    @property
+    def held_to(self) -> str:
+        return self.relation
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return ()
+
+    @classmethod
+    def of(cls, case: Case, value: Any) -> Self:
+        """Return the case and the relation that JSON names.
+
+        Raises:
+            CaseError: There is no such relation.
+        """
+        if value not in RELATIONS:
+            raise CaseError(f"{cls.FIELD}: {value!r}, but should be one of {', '.join(RELATIONS)}")
+        return cls(case, value)
+
+    def value(self) -> str:
+        return self.relation
+
+    def simpler(self, family: Family) -> Iterator[Related]:
+        return (Related(case, self.relation) for case in simplifications(family, self.case))
+
+    def why_not(self, family: Family, target: Target) -> str:
+        return missing_for(RELATIONS[self.relation], target)
+
+    def judge(self, checker: Checker, family: Family, thoroughly: bool) -> Verdict:
+        from .calls import Calls
+
+        return self.compare(Calls(checker.target, checker.device), checker.device)
+
+    def as_family(self, family: Family) -> Family:
+        raise ValueError(f"the relation {self.relation!r} compares several calls")
+
+    def compare(self, calls: Calls, device: str) -> Verdict:
+        """Return how the answers to some calls break the relation.
+
+        Args:
+            calls: Calls the target.
+            device: Where, "cpu" or "cuda".
+        """
+        from .calls import Excluded
+
+        relation = RELATIONS[self.relation]
+        function = relation.functions[0]
+        not_held = Verdict(function, summary=("not checked",))
+        if getattr(self.case, "refusal", ""):
+            return not_held
+        try:
+            difference = relation.check(calls, self.case)
+        except (Excluded, CaseError):
+            # A related case lies outside the domain, such as a start past what its dtype holds.
+            return not_held
+        except Exception as error:
+            # A kernel that has faulted on a GPU takes the process along.
+            kind = "device error" if is_device_lost(device) else "raised"
+            headline = f"{relation.name}: raised {type(error).__name__}: {error}"
+            return Verdict(function, (Finding(kind, relation.name, headline),))
+        reached.count(reached.relation(relation.name), not difference)
+        if not difference:
+            return Verdict(function)
+        headline = f"{relation.name}: {relation.statement}; but {difference}"
+        return Verdict(function, (Finding("value", relation.name, headline),))
 
 
 # Permuting and splitting a batch
@@ -421,7 +507,6 @@ def check_relation(
     seed: int | None = None,
     device: str | None = None,
     shard: int = 0,
-    narrowed: Callable[[Domain], Domain] = lambda domain: domain,
 ) -> int:
     """Hold a target to a relation, and return on how many cases it held.
 
@@ -432,90 +517,55 @@ def check_relation(
         seed: Of the stream, or None for the session's.
         device: "auto", "cpu" or "cuda", or None for the session's.
         shard: Which of several streams of this property.
-        narrowed: Returns what is to be drawn of what may be.
 
     Raises:
         NonConformance: The relation does not hold; with the smallest case found.
     """
     __tracebackhide__ = True
+    from .calls import Calls
+
     resolved = resolve_device(session.device if device is None else device)
     prepare(resolved)
     family = family_named(relation.functions[0])
-    stream = (num_cases, seed, shard)
-    result = conformance.in_own_process(
-        lambda: _search(target, relation, family, resolved, stream, narrowed), family
-    )
-    if isinstance(result, Ended):
-        minimal = Minimal(result.case, result.verdict, 0, "the process that ended")
-    elif isinstance(result, int):
+
+    def search() -> int | Minimal[Related]:
+        calls = Calls(target, resolved)
+        num_held = 0
+
+        def compare(related: Related) -> Verdict:
+            return related.compare(calls, resolved)
+
+        check = conformance.noting(family, compare)
+
+        def check_and_count(case: Case) -> Verdict:
+            nonlocal num_held
+            verdict = check(Related(case, relation.name))
+            num_held += verdict.passed and not verdict.summary
+            return verdict
+
+        strategy = family.strategy(domain_of(target, relation))
+        failure = first_failure(strategy, check_and_count, num_cases, seed, relation.name, shard)
+        if failure is None:
+            return num_held
+        case, verdict = failure
+        related = Related(case, relation.name)
+        if verdict.fatal:
+            return Minimal(related, verdict, 0, "a device that may be lost")
+        return minimise(family, related, verdict, check, SHRINK_BUDGET)
+
+    result = conformance.in_own_process(search, family)
+    if isinstance(result, int):
         return result
-    else:
-        minimal = result
-    text = family.to_json(minimal.case)
-    path = write_case(session.out, family, minimal.verdict.signature, text)
+    if isinstance(result, Ended):
+        result = Minimal(result.case, result.verdict, 0, "the process that ended")
+    text = result.case.to_json(family.name)
+    path = write_case(session.out, family, result.verdict.signature, text)
     raise NonConformance(
-        f"{minimal.verdict.text()}\n  {minimal}\n  case: {path}\n{text}", minimal.case, path
+        f"{result.verdict.text()}\n  {result}\n  case: {path}\n{text}", result.case.case, path
     )
 
 
-def _search(
-    target: Target,
-    relation: Relation,
-    family: Family,
-    device: str,
-    stream: tuple[int | None, int | None, int],
-    narrowed: Callable[[Domain], Domain],
-) -> int | Minimal:
-    """Return on how many cases a relation held, or the smallest case on which it does not."""
-    from .calls import Calls, Excluded
-
-    calls = Calls(target, device)
-    num_held = 0
-
-    def compare(case: Case) -> Verdict:
-        try:
-            difference = relation.check(calls, case)
-        except (Excluded, CaseError):
-            # A related case lies outside the domain, such as a start past what its dtype holds.
-            difference = None
-        except Exception as error:
-            headline = f"{relation.name}: raised {type(error).__name__}: {error}"
-            return Verdict(family.name, (Finding("raised", relation.name, headline),))
-        return _verdict(family, relation, difference)
-
-    check = conformance.noting(family, compare)
-
-    def check_and_count(case: Case) -> Verdict:
-        nonlocal num_held
-        if getattr(case, "refusal", ""):
-            return _verdict(family, relation, None)
-        verdict = check(case)
-        is_held = verdict.passed and not verdict.summary
-        num_held += is_held
-        reached.count(reached.relation(relation.name), is_held)
-        return verdict
-
-    strategy = family.strategy(narrowed(_domain(target, relation)))
-    num_cases, seed, shard = stream
-    failure = first_failure(strategy, check_and_count, num_cases, seed, relation.name, shard)
-    if failure is None:
-        return num_held
-    # A kernel that faulted on a GPU has taken the process along, and every call fails from now on.
-    if device == "cuda" and failure[1].signature.kind == "raised":
-        return Minimal(*failure, 0, "a device that may be lost")
-    return minimise(family, *failure, check, SHRINK_BUDGET)
-
-
-def _verdict(family: Family, relation: Relation, difference: str | None) -> Verdict:
-    if difference is None:
-        return Verdict(family.name, summary=("not checked",))
-    if not difference:
-        return Verdict(family.name)
-    headline = f"{relation.name}: {relation.statement}; but {difference}"
-    return Verdict(family.name, (Finding("value", relation.name, headline),))
-
-
-def _domain(target: Target, relation: Relation) -> Domain:
+def domain_of(target: Target, relation: Relation) -> Domain:
     """Return what may be drawn: what no function leaves out, in tables that can be filled."""
     from .checker import WIDE_TABLE
 

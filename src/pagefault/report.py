@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .conformance import replay_line
-from .family import Dialect, case_from_json
+from .family import Dialect
+from .finding_record import FIXED, Rate, Record
 from .findings import FindingsError, read_finding
 from .grids import MARKS, Grid, grids_of
 from .pace import Chart, Pace
 from .places import Place, places_in
-from .record import FIXED, Rate, Record
 from .result import PASSES
+from .side_case import SideCase, any_case_from_json, legal_part
 from .specialisations import lines_of
 from .verdict import KINDS, Signature
 
@@ -159,7 +160,7 @@ class CampaignPart:
         variants: Which of Triton's variants were run, a line each.
         known: Known faults, a line each.
         rechecked: What came of the cases that were checked again first, by name.
-        troubles: What could not be checked or written, and workers that failed.
+        troubles: What could not be checked or written, and workers that failed or were lost.
         void: Why it proves nothing, or "".
         chart: Cases a second, or None where it was too short.
     """
@@ -196,7 +197,6 @@ class Report:
         findings: Those that are open, most telling first.
         others: Open ones that are only named, because there are too many.
         fixed: Those that are not there any more.
-        lane_failures: What a soak has found beside legal cases.
         campaign: What was run, or None where only the findings are known.
         damaged: Findings that could not be read, a line each.
         made: When, UTC.
@@ -206,7 +206,6 @@ class Report:
     findings: Sequence[FindingPart]
     others: Sequence[FindingPart] = ()
     fixed: Sequence[FindingPart] = ()
-    lane_failures: Sequence[str] = ()
     campaign: CampaignPart | None = None
     damaged: Sequence[str] = ()
     made: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
@@ -214,7 +213,7 @@ class Report:
     @property
     def num_findings(self) -> int:
         """How many findings are open."""
-        return len(self.findings) + len(self.others) + len(self.lane_failures)
+        return len(self.findings) + len(self.others)
 
     @property
     def outcome(self) -> str:
@@ -327,7 +326,6 @@ def report_of_campaign(
         f"target {plan.target}",
         parts,
         [_part(r, _replay_of(r, path), str(path), dialects) for path, r in fixed.items()],
-        lane_failures=tuple(result.lane_failures),
         campaign=campaign,
     )
 
@@ -366,9 +364,11 @@ def _replay_of(record: Record, folder: Path) -> str:
 
 def _part(record: Record, replay: str, folder: str, dialects: Mapping[str, Dialect]) -> FindingPart:
     try:
-        family, case = case_from_json(record.smallest.case)
+        family, case = any_case_from_json(record.smallest.case)
+        if isinstance(case, SideCase):
+            family = case.as_family(family)
         places = places_in(record.smallest.verdict)
-        grids = grids_of(family, case, places, dialects.get(family.name, Dialect()))
+        grids = grids_of(family, legal_part(case), places, dialects.get(family.name, Dialect()))
     except Exception as error:  # Whatever a family's own code does: the finding is shown.
         return FindingPart(record, replay, folder, no_grids=f"no tensors drawn: {error}")
     return FindingPart(record, replay, folder, grids)
@@ -419,7 +419,7 @@ def _campaign_part(
             if fault.family in plan.families
         ],
         dict(result.rechecked),
-        [*filter(None, [result.unchecked]), *result.failures, *troubles],
+        [*filter(None, [result.unchecked, result.lost]), *result.failures, *troubles],
         void,
         Chart.of(pace),
     )

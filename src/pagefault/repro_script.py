@@ -60,6 +60,8 @@ def kernel_of(target: Target, function: str) -> Kernel:
         TargetError: It has no file.
         ScriptError: The file can't be read.
     """
+    if target.against is not None:
+        raise ScriptError("it is where two implementations differ: pagefault repro shows it")
     path = file_of(target.name, function)
     try:
         files = dict(_with_what_is_beside(path))

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from .case import Case
 from .family import Family, family_named
+from .finding_record import Rate, certainty_of
 from .minimal import size_of
-from .record import Rate, certainty_of
+from .side_case import AnyCase, SideCase
 from .specialisations import Variants, add_variants
 from .verdict import Signature, Verdict
 
@@ -62,11 +62,16 @@ class Found:
     how_small: str
     reproduced: Rate | None = None
 
+    @property
+    def is_to_shrink(self) -> bool:
+        """Whether nobody has tried to make the case smaller."""
+        return self.how_small.startswith(NOT_SHRUNK_YET)
+
     @classmethod
     def of(
         cls,
         family: Family,
-        case: Case,
+        case: AnyCase,
         verdict: Verdict,
         how_small: str = NOT_SHRUNK_YET,
         explained: str = "",
@@ -80,8 +85,11 @@ class Found:
             how_small: What is known of its size.
             explained: What else the report says.
         """
-        text = "\n".join(filter(None, [verdict.text(), explained]))
-        return cls(verdict.signature, family.to_json(case), size_of(family, case), text, how_small)
+        about = f"  {case}" if isinstance(case, SideCase) else ""
+        text = "\n".join(filter(None, [verdict.text(), about, explained]))
+        return cls(
+            verdict.signature, case.to_json(family.name), size_of(family, case), text, how_small
+        )
 
 
 @dataclass
@@ -93,7 +101,6 @@ class Result:
         findings: By signature.
         counts: How often each was seen.
         known: How often each known fault was seen, by its place among the target's.
-        lane_failures: What a soak has found beside legal cases, a report each.
         seconds: How long it ran.
         interrupted: Whether it was ended early.
         failures: Of workers.
@@ -109,7 +116,6 @@ class Result:
     findings: dict[Signature, Found] = field(default_factory=dict)
     counts: Counter[Signature] = field(default_factory=Counter)
     known: Counter[int] = field(default_factory=Counter)
-    lane_failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
@@ -121,6 +127,11 @@ class Result:
     @property
     def cases(self) -> int:
         return sum(tally.cases for tally in self.tallies.values())
+
+    @property
+    def lost(self) -> str:
+        """What is to be said of lost workers, or ""."""
+        return f"workers lost with their machine: {self.num_lost}" if self.num_lost else ""
 
     @property
     def checks(self) -> Counter[str]:

@@ -7,17 +7,19 @@ case of one of the relations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from . import reached
-from .conformance import NonConformance
 from .family import Domain, Family, families
-from .garbage import EDGE, check_any_bytes
-from .relations import RELATIONS, Relation, check_relation, missing_for
-from .stream import derived_seed
+from .garbage import EDGE, garbage_in
+from .relations import RELATIONS, Related, Relation, domain_of, missing_for
+from .side_case import SideCase
 from .target import Target
 
 if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
     from .checker import Checker
     from .plan import Plan
     from .result import Result
@@ -30,75 +32,46 @@ RELATION_CASES_PER_ROUND = {"cpu": 1, "cuda": 8}
 MOST_NAMED = 12
 
 
-class Lanes:
-    """Runs what a soak has beside legal cases.
+@dataclass(frozen=True)
+class Side:
+    """Cases that a worker runs beside a round.
 
-    A lane that has found something stops: it would find the same again.
-
-    Args:
-        plan: The campaign's.
-        target: Its target.
-        checker: The worker's.
-        number: The worker's index.
+    Attributes:
+        held_to: What they are held to, see `SideCase`.
+        num_cases: How many.
+        strategy: What they are made from.
+        of: Makes one.
     """
 
-    def __init__(self, plan: Plan, target: Target, checker: Checker, number: int) -> None:
-        self._plan = plan
-        self._target = target
-        self._checker = checker
-        self._number = number
-        self._stopped: set[str] = set()
+    held_to: str
+    num_cases: int
+    strategy: SearchStrategy[Any]
+    of: Callable[[Any], SideCase] = lambda case: case
 
-    def run(
-        self, family: Family, round_number: int, narrowed: Callable[[Domain], Domain]
-    ) -> Iterator[str]:
-        """Run the lanes of a family beside one of its rounds, and yield what is wrong.
 
-        Args:
-            family: The family.
-            round_number: Of its round.
-            narrowed: Returns what is drawn in that round of what may be.
-        """
-        seed = derived_seed(*self._plan.stream(self._number, family.name), round_number)
-        any_bytes = f"{EDGE}: {family.name}"
-        if has_any_bytes(self._target, family) and any_bytes not in self._stopped:
-            try:
-                check_any_bytes(
-                    self._target,
-                    family,
-                    num_cases=ANY_BYTES_PER_ROUND[self._plan.device],
-                    seed=seed,
-                    device=self._plan.device,
-                    checker=self._checker,
-                    narrowed=narrowed,
-                )
-            except NonConformance as failure:
-                self._stopped.add(any_bytes)
-                yield str(failure)
-        relations = relations_of(self._target, family)
-        if relations:
-            relation = relations[round_number % len(relations)]
-            if relation.name not in self._stopped:
-                yield from self._hold(relation, seed, narrowed)
+def sides_of(
+    checker: Checker,
+    family: Family,
+    round_number: int,
+    narrowed: Callable[[Domain], Domain],
+) -> Iterator[Side]:
+    """Yield what is run beside a round of a family.
 
-    def _hold(
-        self,
-        relation: Relation,
-        seed: int,
-        narrowed: Callable[[Domain], Domain],
-    ) -> Iterator[str]:
-        try:
-            check_relation(
-                self._target,
-                relation,
-                num_cases=RELATION_CASES_PER_ROUND[self._plan.device],
-                seed=seed,
-                device=self._plan.device,
-                narrowed=narrowed,
-            )
-        except NonConformance as failure:
-            self._stopped.add(relation.name)
-            yield str(failure)
+    Args:
+        checker: The worker's.
+        family: The family.
+        round_number: Of its round; relations take turns.
+        narrowed: Returns what is drawn in that round of what may be.
+    """
+    if has_any_bytes(checker.target, family):
+        strategy = garbage_in(family, narrowed(checker.domain(family)))
+        yield Side(EDGE, ANY_BYTES_PER_ROUND[checker.device], strategy)
+    relations = relations_of(checker.target, family)
+    if relations:
+        relation = relations[round_number % len(relations)]
+        strategy = family.strategy(narrowed(domain_of(checker.target, relation)))
+        num_cases = RELATION_CASES_PER_ROUND[checker.device]
+        yield Side(relation.name, num_cases, strategy, lambda case: Related(case, relation.name))
 
 
 def has_any_bytes(target: Target, family: Family) -> bool:

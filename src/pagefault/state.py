@@ -29,12 +29,13 @@ from typing import Any, Self, TextIO
 
 from . import durable
 from .corpus import CORPUS, Corpus
+from .finding_record import Rate, Record
 from .findings import target_name
 from .journal import SIZE_BYTES
 from .plan import Plan
-from .record import Rate, Record
 from .result import FamilyTally, Found, Result
 from .specialisations import KernelVariants, Treatment
+from .target import pair_of
 from .verdict import Signature
 
 SCHEMA = 1
@@ -75,7 +76,8 @@ class State:
         plan: What it runs.
         result: What it has run and found.
         progress: Of each worker.
-        deaths: How many workers each family has ended.
+        deaths: How many workers each family has ended, and each thing that side cases of one are
+            held to; see `cause`.
         settled: The names of the journals that hold nothing that is not counted in the result.
         is_over: Whether all was run.
     """
@@ -132,8 +134,8 @@ class State:
             ],
             "counts": [[*signature, count] for signature, count in result.counts.items()],
             "known": [*result.known.items()],
-            "lane_failures": result.lane_failures,
             "failures": result.failures,
+            "num_lost": result.num_lost,
             "tallies": {name: _of_tally(tally) for name, tally in result.tallies.items()},
         }
         return json.dumps(document, indent=1) + "\n"
@@ -154,10 +156,10 @@ class State:
                 {found.signature: found for found in map(_found, document["findings"])},
                 Counter({Signature(*words): count for *words, count in document["counts"]}),
                 Counter(dict(document["known"])),
-                lane_failures=[str(line) for line in document["lane_failures"]],
                 seconds=float(document["seconds"]),
                 failures=[str(line) for line in document["failures"]],
                 rechecked={str(name): str(said) for name, said in document["rechecked"].items()},
+                num_lost=int(document["num_lost"]),
             )
             state = cls(
                 str(document["run"]),
@@ -385,8 +387,9 @@ def folder_for(plan: Plan, campaigns: Path) -> Path:
         campaigns: Where all such folders lie.
     """
     target = target_name(plan.target)
-    where = str(Path(plan.target).resolve()) if plan.target.endswith(".py") else plan.target
-    digest = hashlib.sha256("\0".join([where, plan.device, plan.machine]).encode()).hexdigest()
+    names = pair_of(plan.target)
+    where = [str(Path(name).resolve()) if name.endswith(".py") else name for name in names]
+    digest = hashlib.sha256("\0".join([*where, plan.device, plan.machine]).encode()).hexdigest()
     return campaigns / f"{re.sub(r'[^0-9A-Za-z_.-]', '-', target)}-{plan.device}-{digest[:8]}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from .case import Case, CaseError
 from .family import Dialect, Domain, Family, families
+from .side_case import AnyCase, SideCase, legal_part
 from .verdict import Finding, Signature, Verdict
 
 DECLARATION = "pagefault_target"
@@ -98,6 +99,7 @@ class Target:
         without: Edges that it truly can't do, with the reason.
         known_faults: What it is known to do wrong.
         functions_terms: Terms of the functions that have some of their own.
+        against: Another target, whose answers these are held against in place of the oracle's.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Target:
     without: Mapping[str, str] = field(default_factory=dict)
     known_faults: tuple[KnownFault, ...] = ()
     functions_terms: Mapping[str, Terms] = field(default_factory=dict)
+    against: Target | None = None
 
     @property
     def domain(self) -> Domain:
@@ -117,15 +120,17 @@ class Target:
         """Return the terms of a function."""
         return self.functions_terms.get(function, Terms(self.dialect, self.without))
 
-    def allows(self, family: Family, case: Case) -> bool:
+    def allows(self, family: Family, case: AnyCase) -> bool:
         """Return whether a case has none of the edges that the function can't do."""
         without = self.terms_of(family.name).without
-        return not without or family.edges(case).isdisjoint(without)
+        return not without or family.edges(legal_part(case)).isdisjoint(without)
 
     def without_known(
-        self, family: Family, case: Case, verdict: Verdict
+        self, family: Family, case: AnyCase, verdict: Verdict
     ) -> tuple[Verdict, tuple[int, ...]]:
         """Return a verdict without the faults that are known, and which of those it had.
+
+        Known faults are those of legal cases that are held to the contract.
 
         Args:
             family: The case's family.
@@ -136,7 +141,7 @@ class Target:
             The verdict, and indices into `known_faults`.
         """
         faults = [(i, f) for i, f in enumerate(self.known_faults) if f.family == family.name]
-        if verdict.passed or not faults:
+        if verdict.passed or not faults or isinstance(case, SideCase):
             return verdict, ()
         new: list[Finding] = []
         known: list[int] = []
@@ -156,17 +161,86 @@ class Target:
 def load_target(name: str) -> Target:
     """Return a target by its name in the registry, by module, or by the path of a `.py` file.
 
+    "A against B" names two targets, of which the second takes the oracle's place.
+
     Raises:
         TargetError: It can't be found or imported, has none of the functions, or declares
-            something that is not understood.
+            something that is not understood; or two have no function that can be compared.
     """
+    first, *others = pair_of(name)
+    if len(others) > 1:
+        raise TargetError(f"target {name!r}: two can be held against each other, and not more")
+    target = _load(first, "target")
+    return _held_against(target, _load(others[0], "against")) if others else target
+
+
+def pair_name(target: str, against: str) -> str:
+    """Return the name of a target that is held against another; its own name if that is ""."""
+    return f"{target}{_AGAINST}{against}" if against else target
+
+
+def pair_of(name: str) -> list[str]:
+    """Return the names of two targets that are held against each other, or that of the one.
+
+    >>> pair_of("ours"), pair_of("mine.py against ours")
+    (['ours'], ['mine.py', 'ours'])
+    """
+    return name.split(_AGAINST)
+
+
+_AGAINST = " against "
+
+
+def _load(name: str, role: str) -> Target:
     if name in REGISTRY:
         modules = [_import(name, module) for module in REGISTRY[name]]
     elif name.endswith(".py"):
-        modules = [_import_file(Path(name))]
+        modules = [_import_file(Path(name), role)]
     else:
         modules = [_import(name, name)]
     return _target_of(name, modules)
+
+
+def _held_against(a: Target, b: Target) -> Target:
+    """Return a target of the functions that both have, on terms that both can keep."""
+    _expect_modules_of_their_own(a.name, b.name)
+    skipped = {}
+    terms = {}
+    for name in families():
+        mine, theirs = a.terms_of(name), b.terms_of(name)
+        if name not in a.functions and name not in b.functions:
+            skipped[name] = f"neither has it: {a.skipped[name]}; {b.skipped[name]}"
+        elif name not in a.functions:
+            skipped[name] = f"A, {a.name}, lacks it: {a.skipped[name]}"
+        elif name not in b.functions:
+            skipped[name] = f"B, {b.name}, lacks it: {b.skipped[name]}"
+        elif mine.dialect != theirs.dialect:
+            skipped[name] = f"they differ on purpose: A has {mine.dialect}, B has {theirs.dialect}"
+        else:
+            terms[name] = Terms(mine.dialect, {**mine.without, **theirs.without})
+    pair = pair_name(a.name, b.name)
+    if not terms:
+        said = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise TargetError(f"target {pair!r} has no function that can be compared: {said}")
+    functions = {name: a.functions[name] for name in terms}
+    return Target(pair, functions, skipped, functions_terms=terms, against=b)
+
+
+def _expect_modules_of_their_own(a: str, b: str) -> None:
+    """Refuse two files beside which modules of one name lie: the second would get the first's."""
+    if not (a.endswith(".py") and b.endswith(".py")):
+        return
+    first, second = Path(a).resolve().parent, Path(b).resolve().parent
+    if first == second:
+        return
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or ".")
+        is_beside_first = path.parent == first and module.__name__ == path.stem
+        if is_beside_first and (second / path.name).is_file():
+            raise TargetError(
+                f"targets {a!r} and {b!r}: {path.name} lies beside both, and one Python process "
+                "imports only one; give one of them another name"
+            )
 
 
 def file_of(name: str, function: str) -> Path:
@@ -179,6 +253,7 @@ def file_of(name: str, function: str) -> Path:
     Raises:
         TargetError: There is none.
     """
+    name = pair_of(name)[0]
     if name.endswith(".py"):
         return Path(name).resolve()
     for module_name in REGISTRY.get(name, (name,)):
@@ -214,11 +289,11 @@ class CurrentSource(SourceFileLoader):
         return code
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, role: str) -> ModuleType:
     if not path.is_file():
         raise TargetError(f"target {str(path)!r}: no such file")
     path = path.resolve()
-    name = f"pagefault_target_{path.stem}"
+    name = f"pagefault_{role}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=CurrentSource(name, str(path)))
     assert spec is not None
     assert spec.loader is not None

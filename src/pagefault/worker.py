@@ -16,15 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import reached, specialisations
 from .case import Case
 from .corpus import Corpus, Entry
-from .device import is_device_lost
 from .explanation import through_interpreter
-from .family import Domain, Family, case_from_json, family_named
+from .family import Domain, Family, family_named
 from .findings import reproduce_rate
 from .isolation import SHRINK_CASE_SECONDS, checking_in_children
 from .journal import Journal
@@ -35,17 +33,25 @@ from .plan import Plan
 from .processes import Place
 from .recheck import Again, check_again
 from .result import FamilyTally, Found
+from .side_case import AnyCase, any_case_from_json, cause, check_any
 from .strategies.edges import HUGE_PAGE_SIZES, PAGE_SIZES
 from .stream import derived_seed, draw_cases
 from .verdict import Signature, Verdict
 
+if TYPE_CHECKING:
+    from .soak import Side
+
 MINIMISE_BUDGET = Budget(seconds=20.0)
-# What is found last may be made smaller for so long after the run's time.
-OVERTIME_SECONDS = 15.0
+# So long after the run's time, and the deadline of one case that hangs at its end, a campaign is
+# over. Until then findings are made smaller; the first part of it is the workers'.
+OVERTIME_SECONDS = 60.0
+WORKER_OVERTIME_SECONDS = 15.0
+# How long at most to go on with how often a minimal case shows.
+RATE_SECONDS = 15.0
 
 # For findings that end or block processes; a check that never returns costs its whole time.
 SHRINK_BUDGET = Budget(seconds=60.0)
-MOST_SIGNATURES_PER_FAMILY = 6
+MOST_SIGNATURES_PER_CAUSE = 6
 
 # A round is short enough for families to take turns, and to stop.
 CASES_PER_ROUND = {"cpu": 64, "cuda": 512}
@@ -69,6 +75,7 @@ class Assignment:
         rounds: How many rounds of each family are done.
         cases_left: How many cases it may still run.
         journal: The name of the journal where it notes what it launches.
+        left_out: What ends every worker, see `cause`.
     """
 
     worker: int
@@ -76,6 +83,7 @@ class Assignment:
     rounds: Mapping[str, int]
     cases_left: float
     journal: str
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ def shrink(channel: Connection, parent: int, place: Place, plan: Plan, found: Fo
     """
     _begin(parent)
     try:
-        _shrink(plan, found, place.stop, lambda smaller: channel.send(("found", smaller)))
+        _shrink(plan, found, place, lambda smaller: channel.send(("found", smaller)))
         channel.send(("ended", None))
     except _Stopped:
         channel.send(("ended", None))
@@ -176,7 +184,38 @@ def _end(channel: Connection) -> NoReturn:
     os._exit(0)
 
 
-def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]) -> None:
+def overtime_end(plan: Plan, over: float) -> float:
+    """Return when a campaign is over whose time is over at a moment of the monotonic clock."""
+    return over + plan.case_seconds + OVERTIME_SECONDS
+
+
+def seconds_to_shrink(plan: Plan, over: float) -> float:
+    """Return how long a finding may be made smaller that needs a child for each case.
+
+    There is time left for the case that is under way then, and for one that says whether the
+    smallest shows again.
+    """
+    return overtime_end(plan, over) - 2 * shrink_case_seconds(plan) - time.monotonic()
+
+
+def shrink_case_seconds(plan: Plan) -> float:
+    """Return how long one such case may take."""
+    return min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device])
+
+
+def out_of_overtime() -> str:
+    """Return what a report says has run out after the run's time."""
+    return f"the time for it after the run, {OVERTIME_SECONDS:g} s and the deadline of a case,"
+
+
+def _within(budget: Budget, seconds: float) -> Budget:
+    """Return a budget, or what is left of the overtime where that is less."""
+    if seconds >= budget.seconds:
+        return budget
+    return Budget(seconds, budget.num_checks, out_of_overtime())
+
+
+def _shrink(plan: Plan, found: Found, place: Place, report: Callable[[Found], None]) -> None:
     from .device import prepare
 
     prepare(plan.device)
@@ -187,18 +226,19 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
     from .target import load_target
 
     torch.set_num_threads(1)
+    place.go.wait()
     target = load_target(plan.target)
-    family, case = case_from_json(found.case)
+    family, case = any_case_from_json(found.case)
 
     check_unless_over = checking_in_children(
         target,
         family,
         lambda: Checker(target, plan.device, plan.memory, plan.strict),
-        min(plan.case_seconds, SHRINK_CASE_SECONDS[plan.device]),
+        shrink_case_seconds(plan),
     )
 
-    def check(candidate: Case) -> Verdict:
-        if stop.is_set():
+    def check(candidate: AnyCase) -> Verdict:
+        if place.stop.is_set():
             raise _Stopped
         return check_unless_over(candidate)
 
@@ -207,14 +247,16 @@ def _shrink(plan: Plan, found: Found, stop: Any, report: Callable[[Found], None]
         how_small = "not shrunk: it did not happen again in a process of its own"
         report(dataclasses.replace(found, how_small=how_small))
         return
-    minimal = minimise(family, case, again, check, SHRINK_BUDGET)
+    left = seconds_to_shrink(plan, place.over.value)
+    minimal = minimise(family, case, again, check, _within(SHRINK_BUDGET, left))
     smallest = _found_minimal(plan, family, minimal)
     report(smallest)
-    rate = reproduce_rate(check, minimal.case, found.signature)
+    left = seconds_to_shrink(plan, place.over.value)
+    rate = reproduce_rate(check, minimal.case, found.signature, seconds=min(60.0, left))
     report(dataclasses.replace(smallest, reproduced=rate))
 
 
-def _found_minimal(plan: Plan, family: Family, minimal: Minimal) -> Found:
+def _found_minimal(plan: Plan, family: Family, minimal: Minimal[Any]) -> Found:
     """Return a finding, with what the interpreter says of it: it knows the kernel's line."""
     explained = ""
     if plan.device == "cuda":
@@ -229,7 +271,7 @@ class _Stopped(BaseException):
 class _DeviceLost(BaseException):
     """Ends a round: nothing can be launched in this process any more.
 
-    Its arguments are the family's name and, of a legal case, what was found.
+    Its arguments are what is to blame, see `cause`, and what was found.
     """
 
 
@@ -249,8 +291,6 @@ class Worker:
         import torch
 
         from .checker import Checker
-        from .conformance import session
-        from .soak import Lanes
         from .target import load_target
 
         torch.set_num_threads(1)
@@ -261,17 +301,15 @@ class Worker:
         self._families = [family_named(name) for name in assignment.families]
         assert place.journal is not None
         self._journal = Journal(place.journal, assignment.worker)
-        # This process may die itself: what properties launch is noted, and they start no other.
-        session.journal = self._journal
-        session.out = Path(plan.out)
         self._say = say
         self._stop = place.stop
         self._target = load_target(plan.target)
         self._checker = Checker(self._target, plan.device, plan.memory, plan.strict)
-        self._lanes = Lanes(plan, self._target, self._checker, self._worker)
+        self._left_out = assignment.left_out
         self._recorder = specialisations.install()
-        self._best: dict[Signature, tuple[Case, Verdict]] = {}
-        self._minimised: set[Signature] = set()
+        self._best: dict[Signature, tuple[AnyCase, Verdict]] = {}
+        # By what was to blame: what is wrong in many ways is made smaller in a few.
+        self._minimised: dict[Signature, str] = {}
         self._seen: Counter[Signature] = Counter()
         self._known: Counter[int] = Counter()
         self._corpus = Corpus()
@@ -310,7 +348,7 @@ class Worker:
         self._journal.round_number = self._rounds[family.name]
         self._round(family, tally)
         if self._plan.is_soak:
-            self._run_lanes(family)
+            self._sides(family)
 
     def _report_round(self, family: Family, tally: FamilyTally) -> None:
         """Say what a round has come to, all at once: it counts as a whole or not at all."""
@@ -321,14 +359,21 @@ class Worker:
         self._rounds[family.name] += 1
         self._seen, self._known, self._entries = Counter(), Counter(), []
 
-    def _run_lanes(self, family: Family) -> None:
-        """Run what a soak has beside a round."""
+    def _sides(self, family: Family) -> None:
+        """Run what a soak has beside a round, the same in every run of the same campaign."""
+        from .soak import sides_of
+
         round_number = self._rounds[family.name]
         narrowed = partial(self._narrowed, family, round_number)
-        for failure in self._lanes.run(family, round_number, narrowed):
-            self._say("lane failed", failure)
-            if is_device_lost(self._plan.device):
-                raise _DeviceLost(family.name)
+        for side in sides_of(self._checker, family, round_number, narrowed):
+
+            def use(drawn: Any, side: Side = side) -> bool:
+                self._check_and_note(family, side.of(drawn))
+                return bool(self._stop.is_set())
+
+            stream = (*self._plan.stream(self._worker, family.name), round_number, side.held_to)
+            if f"{side.held_to}: {family.name}" not in self._left_out:
+                draw_cases(side.strategy, side.num_cases, derived_seed(*stream), use)
 
     def _goes_on(self) -> bool:
         over = time.monotonic() >= self._deadline or self._cases_left < 1
@@ -351,9 +396,7 @@ class Worker:
             entry = self._corpus.take(family, case, edges)
             if entry is not None:
                 self._entries.append(entry)
-            verdict = self._check(self._checker.check, family, case)
-            if not verdict.passed:
-                self._note(family, case, verdict)
+            self._check_and_note(family, case)
             return False
 
         started = time.monotonic()
@@ -388,22 +431,25 @@ class Worker:
             dtype_choices=(1 + share + all_sizes,),
         )
 
-    def _check(
-        self, check: Callable[[Family, Case], Verdict], family: Family, case: Case
-    ) -> Verdict:
+    def _check_and_note(self, family: Family, case: AnyCase) -> None:
+        verdict = self._check(family, case, thoroughly=False)
+        if not verdict.passed:
+            self._note(family, case, verdict)
+
+    def _check(self, family: Family, case: AnyCase, thoroughly: bool) -> Verdict:
         if not self._target.allows(family, case):
             return Verdict(family.name)  # A step of the minimiser to what is never drawn.
         self._journal.note(family.name, case)
-        verdict = check(family, case)
+        verdict = check_any(self._checker, family, case, thoroughly)
         if verdict.fatal:
             # The case stays noted, should nobody be left to hear of it.
-            raise _DeviceLost(family.name, Found.of(family, case, verdict))
+            raise _DeviceLost(cause(family.name, case), Found.of(family, case, verdict))
         self._journal.clear()
         verdict, known = self._target.without_known(family, case, verdict)
         self._known.update(known)
         return verdict
 
-    def _note(self, family: Family, case: Case, verdict: Verdict) -> None:
+    def _note(self, family: Family, case: AnyCase, verdict: Verdict) -> None:
         signature = verdict.signature
         self._seen[signature] += 1
         known = self._best.get(signature)
@@ -418,30 +464,29 @@ class Worker:
         for signature, (case, verdict) in list(self._best.items()):
             if signature in self._minimised:
                 continue
-            self._minimised.add(signature)
             family = family_named(signature.family)
-            siblings = sum(other.family == signature.family for other in self._minimised)
-            left = self._deadline + OVERTIME_SECONDS - time.monotonic()
-            if siblings > MOST_SIGNATURES_PER_FAMILY or left <= 0:
-                why = "one of many" if left > 0 else "the time was over"
-                self._say("found", Found.of(family, case, verdict, f"not shrunk: {why}"))
+            self._minimised[signature] = cause(family.name, case)
+            siblings = [*self._minimised.values()].count(self._minimised[signature])
+            if siblings > MOST_SIGNATURES_PER_CAUSE:
+                self._say("found", Found.of(family, case, verdict, "not shrunk: one of many"))
                 continue
             # Known before it is small, should this process die of a smaller case.
             self._say("found", Found.of(family, case, verdict))
+            left = self._deadline + WORKER_OVERTIME_SECONDS - time.monotonic()
+            if left <= 0:
+                continue  # Others take it over when this process has ended.
             check = partial(self._check_unless_stopped, family)
             try:
-                budget = dataclasses.replace(
-                    MINIMISE_BUDGET, seconds=min(MINIMISE_BUDGET.seconds, left)
-                )
+                budget = _within(MINIMISE_BUDGET, left)
                 minimal = minimise(family, case, verdict, check, budget)
                 found = _found_minimal(self._plan, family, minimal)
                 self._say("found", found)
-                rate = reproduce_rate(check, minimal.case, signature, seconds=OVERTIME_SECONDS)
+                rate = reproduce_rate(check, minimal.case, signature, seconds=RATE_SECONDS)
             except _Stopped:
                 return
             self._say("found", dataclasses.replace(found, reproduced=rate))
 
-    def _check_unless_stopped(self, family: Family, case: Case) -> Verdict:
+    def _check_unless_stopped(self, family: Family, case: AnyCase) -> Verdict:
         if self._stop.is_set():
             raise _Stopped
-        return self._check(self._checker.check_thoroughly, family, case)
+        return self._check(family, case, thoroughly=True)

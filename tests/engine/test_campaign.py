@@ -161,6 +161,21 @@ def test_the_campaign_that_nobody_kills_finds_both_faults(undisturbed):
     assert undisturbed["families"][FAMILY]["cases"] == NUM_CASES
 
 
+def test_workers_lost_before_a_kill_are_told_by_the_campaign_that_goes_on(
+    start, write_target, tmp_path
+):
+    target = write_target("pass")
+    command = fuzz_command(target, "--resume", "--report", "report", cases=40)
+    ended(start(tmp_path, command))
+    assert json.loads((tmp_path / "report.json").read_text())["workers_lost"] == 0
+    (path,) = tmp_path.glob(".pagefault/campaigns/*/state.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_lost": 2, "is_over": False}))
+    assert "workers lost with their machine: 2" in ended(start(tmp_path, command))
+    assert json.loads((tmp_path / "report.json").read_text())["workers_lost"] == 2
+    for name in ("report.md", "report.html"):
+        assert "workers lost with their machine: 2" in (tmp_path / "report" / name).read_text()
+
+
 @pytest.mark.slow
 def test_a_case_that_kills_the_whole_campaign_is_found_when_it_goes_on(
     start, write_target, tmp_path
@@ -259,6 +274,66 @@ def test_a_finding_that_no_longer_shows_is_fixed_and_one_that_shows_again_is_ope
     _, said, _ = fuzz(target, "--max-cases", 2, folder=folder)
     assert f"open again: .pagefault/findings/{name}" in said
     assert findings_in(folder)[name].status == "open"
+
+
+# Every second case: to make one smaller takes many that hang.
+HANGS = "while sum(input_lengths.tolist()) % 2: pass"
+OVERTIME_SECONDS = 6.0
+
+
+def short_overtime(target, *more):
+    """Return a command whose overtime is short, so that a test need not wait for it."""
+    code = (
+        "import sys, pagefault.worker as worker\n"
+        f"worker.OVERTIME_SECONDS, worker.WORKER_OVERTIME_SECONDS = {OVERTIME_SECONDS}, 1.0\n"
+        "from pagefault.cli import main\n"
+        "main()"
+    )
+    arguments = fuzz_command(target, "--time", "3s", "--case-time", "1s", *more)[3:]
+    return [sys.executable, "-c", code, *arguments]
+
+
+@pytest.fixture(scope="module")
+def out_of_overtime(start, write_target, tmp_path_factory):
+    """A folder with a campaign in which making a hang smaller takes longer than there is time for;
+    and how many seconds it took after its time."""
+    folder = tmp_path_factory.mktemp("overtime")
+    process = start(folder, short_overtime(write_target(HANGS)))
+    wait_for(lambda: state_in(folder) is not None and state_in(folder).result.seconds, process)
+    started = time.monotonic()
+    ended(process)
+    return folder, time.monotonic() - started - 3.0
+
+
+def test_a_campaign_with_a_hang_is_over_within_its_overtime(out_of_overtime):
+    _, seconds = out_of_overtime
+    # A second for the deadline of a case, and a few to start and end processes.
+    assert seconds < OVERTIME_SECONDS + 1.0 + 5.0
+
+
+def test_a_finding_says_that_the_overtime_ran_out(out_of_overtime):
+    folder, _ = out_of_overtime
+    ((_, record),) = findings_in(folder).items()
+    assert record.signature == (FAMILY, "hang", "deadline")
+    assert "the time for it after the run, 6 s and the deadline of a case, ran out" in (
+        record.smallest.how_small
+    )
+
+
+@pytest.mark.slow
+def test_what_there_was_no_time_to_make_smaller_is_left_to_the_next_campaign(
+    start, write_target, tmp_path
+):
+    target = write_target(HANGS)
+    code = short_overtime(target)
+    code[2] = code[2].replace(f"= {OVERTIME_SECONDS}", "= 0.0")
+    ended(start(tmp_path, code))
+    ((name, record),) = findings_in(tmp_path).items()
+    assert record.smallest.how_small == (
+        "not shrunk yet: the time for it after the run, 0 s and the deadline of a case, ran out"
+    )
+    ended(start(tmp_path, fuzz_command(target, "--time", "60s", "--case-time", "1s")))
+    assert findings_in(tmp_path)[name].smallest.how_small.startswith("minimal: ")
 
 
 def bug_file(folder, *page_sizes):

@@ -121,6 +121,7 @@ def test_a_cluster_that_loses_a_node_ends_as_one_machine_does(
     )
     assert f"3 workers on the Ray cluster {cluster.address}; " in said
     assert "workers lost with their machine: 1" in said
+    assert report["workers_lost"] == 1
     assert report["void"] == "", said
     assert report["families"][FAMILY]["cases"] == NUM_CASES
     _, alone = fuzz(tmp_path / "alone", fuzz_command(target, "--workers", 3))

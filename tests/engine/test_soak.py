@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +18,9 @@ from pagefault.checker import Checker
 from pagefault.comparison import Comparison
 from pagefault.conformance import session
 from pagefault.family import Domain, families, family_named
+from pagefault.findings import FindingsFolder
 from pagefault.garbage import Garbage, check_garbage
-from pagefault.relations import RELATIONS, check_relation
+from pagefault.relations import RELATIONS, Related, check_relation
 from pagefault.soak import demanded_checks, why_void
 from pagefault.target import load_target
 from pagefault.worker import ALL_PAGE_SIZES, Worker
@@ -89,6 +93,17 @@ def test_on_a_gpu_every_kind_of_memory_is_demanded():
 
 
 SLOTS = family_named("compute_out_cache_loc")
+
+
+def uniform_case():
+    fields = {
+        "req_pool_indices": [1],
+        "uniform_input_length": 3,
+        "cache_start": [0],
+        "req_to_pages": [[3, 10], [17, 24]],
+        "page_size": 4,
+    }
+    return family_named("compute_out_cache_loc_uniform").case_type.from_fields(fields)
 
 
 def slots_case(num_requests, **changes):
@@ -237,36 +252,174 @@ def test_a_soak_finds_what_only_garbage_shows(pagefault, tmp_path):
     assert "any bytes are safe: input_lengths[0] = -1" in process.stdout
 
 
-DIES_OF_GARBAGE = """
+PARAMETERS = "out_cache_loc, req_pool_indices, input_lengths, cache_start, req_to_pages, page_size"
+RIGHT = f"""
 import os
 
 from pagefault.kernels import out_cache_loc as ours
 
 
-def compute_out_cache_loc(
-    out_cache_loc, req_pool_indices, input_lengths, cache_start, req_to_pages, page_size
-):
-    if (input_lengths < 0).any():
-        os.kill(os.getpid(), 9)
-    ours.compute_out_cache_loc(
-        out_cache_loc, req_pool_indices, input_lengths, cache_start, req_to_pages, page_size
-    )
+def compute_out_cache_loc({PARAMETERS}):
+    ours.compute_out_cache_loc({PARAMETERS})
 """
+REFUSES_GARBAGE = "    if (input_lengths < 0).any(): raise ValueError('input_lengths')\n"
+BREAKS_RELATIONS = (
+    "    if len(req_pool_indices) > 1 and input_lengths.sum(): out_cache_loc[0] += 1\n"
+)
+DIES_OF_GARBAGE = "    if (input_lengths < 0).any(): os.kill(os.getpid(), 9)\n"
+HANGS_IN_RELATIONS = "    while sys._getframe(1).f_code.co_filename.endswith('calls.py'): pass\n"
+
+
+def findings_in(folder):
+    """Return the findings on disk by kind and role, with their folders."""
+    records = FindingsFolder(folder / ".pagefault" / "findings").load()
+    return {
+        record.signature[1:]: (folder / ".pagefault" / "findings" / name, record)
+        for name, record in records.items()
+    }
+
+
+GARBAGE = ("raised", "any bytes: ValueError")
+SPLIT = ("value", "split compute_out_cache_loc")
+
+
+@pytest.fixture(scope="module")
+def soaked(pagefault, tmp_path_factory):
+    """A folder in which a target is soaked that garbage and relations show faults of; what a soak
+    of it and one of its mended version say."""
+    folder = tmp_path_factory.mktemp("soaked")
+    target = folder / "target.py"
+    target.write_text(RIGHT + REFUSES_GARBAGE + BREAKS_RELATIONS)
+    soak = (*QUICK, "--target", target, "--max-cases", 128, "--json", "report.json")
+    found = pagefault(*soak, "--report", "report", cwd=folder)
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert {GARBAGE, SPLIT} <= findings_in(folder).keys()
+    shutil.copytree(folder, folder / "found")
+    again = pagefault(*soak, "--seed", 4, cwd=folder)
+    shutil.copytree(folder / ".pagefault", folder / "again" / ".pagefault")
+    target.write_text(RIGHT)
+    mended = pagefault(*soak, cwd=folder)
+    return folder, found.stdout, again.stdout, mended.stdout
+
+
+def test_what_a_soak_finds_beside_its_rounds_has_folders_as_all_findings(soaked):
+    folder, said, _, _ = soaked
+    path, record = findings_in(folder / "found")[GARBAGE]
+    assert record.smallest.how_small.startswith("minimal: no single step makes it smaller")
+    assert json.loads((path / "case.json").read_text())["spoilt"] == [["input_lengths", 0, -1]]
+    assert "any bytes are safe: input_lengths[0] = -1" in (path / "verdict.txt").read_text()
+    assert (path / "repro.py").is_file()
+    path, record = findings_in(folder / "found")[SPLIT]
+    assert record.smallest.how_small.startswith("minimal: no single step makes it smaller")
+    assert json.loads((path / "case.json").read_text())["relation"] == SPLIT[1]
+    why = (path / "no-repro.txt").read_text()
+    assert f"the relation {SPLIT[1]!r} compares several calls" in why
+    report = json.loads((folder / "found" / "report.json").read_text())
+    assert {finding["signature"] for finding in report["findings"]} >= {
+        f"compute_out_cache_loc: {kind}: {role}" for kind, role in (GARBAGE, SPLIT)
+    }
+    for kind, role in (GARBAGE, SPLIT):
+        assert f"compute_out_cache_loc: {kind}: {role}" in said
+
+
+def test_side_cases_are_told_in_the_report(soaked):
+    folder, *_ = soaked
+    for name in ("report.html", "report.md"):
+        text = (folder / "found" / "report" / name).read_text()
+        assert "any bytes are safe: input_lengths[0] = -1" in text
+        assert "split compute_out_cache_loc" in text
+
+
+def test_side_cases_are_checked_first_in_the_next_soak_and_counted(soaked):
+    folder, _, again, mended = soaked
+    for signature in (GARBAGE, SPLIT):
+        path, record = findings_in(folder / "again")[signature]
+        assert len(record.runs) == 2
+        assert f"still open: .pagefault/findings/{path.name}" in again
+        assert f"fixed: .pagefault/findings/{path.name}: its case passes now" in mended
+        assert findings_in(folder)[signature][1].status == "fixed"
+
+
+def test_side_cases_are_merged(soaked, pagefault):
+    folder, *_ = soaked
+    merged = folder / "merged"
+    process = pagefault(
+        "merge", folder / "found" / ".pagefault", folder / "again" / ".pagefault", "--into",
+        merged / ".pagefault", cwd=folder,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stdout + process.stderr
+    for signature in (GARBAGE, SPLIT):
+        assert findings_in(merged)[signature][1] == findings_in(folder / "again")[signature][1]
+
+
+@pytest.mark.parametrize("signature", [GARBAGE, SPLIT])
+def test_repro_takes_the_folder_of_a_side_case(soaked, pagefault, tmp_path, signature):
+    folder, *_ = soaked
+    path, _ = findings_in(folder / "found")[signature]
+    faulty, right = tmp_path / "faulty.py", tmp_path / "right.py"
+    faulty.write_text(RIGHT + REFUSES_GARBAGE + BREAKS_RELATIONS)
+    right.write_text(RIGHT)
+    arguments = ("repro", path, "--device", "cpu", "--target")
+    assert pagefault(*arguments, faulty, cwd=tmp_path).returncode == 1
+    assert pagefault(*arguments, right, cwd=tmp_path).returncode == 0
+
+
+def test_the_script_of_a_side_case_shows_it(soaked, environment, tmp_path):
+    folder, *_ = soaked
+    path, _ = findings_in(folder / "found")[GARBAGE]
+    faulty, right = tmp_path / "faulty.py", tmp_path / "right.py"
+    faulty.write_text(RIGHT + REFUSES_GARBAGE)
+    right.write_text(RIGHT)
+    statuses = [
+        subprocess.run([sys.executable, path / "repro.py", kernel], env=environment()).returncode
+        for kernel in (faulty, right)
+    ]
+    assert statuses == [1, 0]
+
+
+def test_a_relation_that_nobody_knows_is_refused(soaked, pagefault, tmp_path):
+    folder, *_ = soaked
+    path, _ = findings_in(folder / "found")[SPLIT]
+    case = tmp_path / "case.json"
+    case.write_text(json.dumps({**json.loads((path / "case.json").read_text()), "relation": "x"}))
+    process = pagefault("repro", case, "--device", "cpu", cwd=tmp_path)
+    assert process.returncode == 2
+    assert "relation: 'x', but should be one of permuted compute_out_cache_loc" in process.stderr
+
+
+def test_a_relation_says_nothing_of_a_target_without_its_functions(pagefault, tmp_path):
+    target, case = tmp_path / "target.py", tmp_path / "case.json"
+    target.write_text(RIGHT.replace("compute_out_cache_loc", "compute_out_cache_loc_uniform"))
+    related = Related(uniform_case(), "ragged and uniform")
+    case.write_text(related.to_json("compute_out_cache_loc_uniform"))
+    process = pagefault("repro", case, "--device", "cpu", "--target", target, cwd=tmp_path)
+    assert process.returncode == 2
+    assert "says nothing of target" in process.stderr
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_of_garbage_leaves_the_garbage_behind(pagefault, tmp_path):
     target = tmp_path / "dies.py"
-    target.write_text(DIES_OF_GARBAGE)
+    target.write_text(RIGHT + DIES_OF_GARBAGE)
+    process = pagefault(*(*QUICK, "--target", target, "--max-cases", 300), cwd=tmp_path)
+    assert process.returncode == 1, process.stdout + process.stderr
+    ((signature, (path, record)),) = findings_in(tmp_path).items()
+    assert signature == ("died", "any bytes: SIGKILL")
+    assert json.loads((path / "case.json").read_text())["spoilt"] == [["input_lengths", 0, -1]]
+    assert record.smallest.how_small.startswith("minimal: no single step makes it smaller")
+    # Its legal cases were run all the same.
+    assert "300" in process.stdout
+
+
+@pytest.mark.slow
+def test_a_relation_that_hangs_is_given_up_and_the_round_goes_on(pagefault, tmp_path):
+    target = tmp_path / "hangs.py"
+    target.write_text(RIGHT.replace("import os", "import os, sys") + HANGS_IN_RELATIONS)
     process = pagefault(
-        *(*QUICK, "--target", target, "--max-cases", 300, "--json", "report.json"), cwd=tmp_path
+        *(*QUICK, "--target", target, "--max-cases", 300, "--case-time", "2s"), cwd=tmp_path
     )
     assert process.returncode == 1, process.stdout + process.stderr
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["findings"] == []
-    for failure in report["lane_failures"]:
-        assert "compute_out_cache_loc: the process died: SIGKILL" in failure
-        assert '"spoilt": [["' in failure
+    assert {("hang", f"{name}: deadline") for name in (SPLIT[1],)} <= findings_in(tmp_path).keys()
 
 
 def drawn_on_a_gpu(num_workers, num_rounds, is_soak):

@@ -10,7 +10,7 @@ import pytest
 
 from pagefault import state as state_module
 from pagefault.campaign import FamilyTally, Found, Plan
-from pagefault.record import Rate
+from pagefault.finding_record import Rate
 from pagefault.specialisations import KernelVariants, Treatment
 from pagefault.state import CampaignFolder, Progress, State, folder_for
 from pagefault.stream import derived_seed
@@ -34,9 +34,9 @@ def full_state():
     state.result.add(found)
     state.result.counts[SIGNATURE] = 4
     state.result.known[2] = 5
-    state.result.lane_failures.append("a relation")
     state.result.failures.append("worker 1 died")
     state.result.rechecked["name"] = "passes"
+    state.result.num_lost = 3
     state.result.seconds = 12.5
     state.progress[1] = Progress(3, Counter({FAMILY: 2}))
     state.deaths[FAMILY] = 1

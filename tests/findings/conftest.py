@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagefault.campaign import Found
+from pagefault.finding_record import Rate
 from pagefault.findings import Context
-from pagefault.record import Rate
 from pagefault.verdict import Signature
 
 ALWAYS = Rate(10, 10)

@@ -11,8 +11,8 @@ import pytest
 
 from pagefault import findings
 from pagefault.campaign import Result
+from pagefault.finding_record import Rate
 from pagefault.findings import Filing, FindingsError, FindingsFolder, read_finding
-from pagefault.record import Rate
 from pagefault.target import Target
 
 FILES = {"repro.py": b"print('it shows')\n", "kernel/mine.py": b"# a kernel\n"}

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from pagefault.finding_record import Rate
 from pagefault.findings import FindingsError, FindingsFolder, merge
-from pagefault.record import Rate
 
 NUM_FOLDERS = 10
 ROLES = ("token", "hole token", "overflow token")

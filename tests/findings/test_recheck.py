@@ -9,10 +9,10 @@ import time
 import pytest
 
 from pagefault.family import family_named
+from pagefault.finding_record import Rate
 from pagefault.findings import FindingsFolder
 from pagefault.plan import Plan
 from pagefault.recheck import OUT_OF_TIME, Again, in_children, of_bugs, of_findings
-from pagefault.record import Rate
 from pagefault.verdict import Finding, Verdict
 
 FAMILY = family_named("compute_out_cache_loc")

@@ -13,10 +13,10 @@ import pytest
 from pagefault.checker import Checker
 from pagefault.conformance import session
 from pagefault.family import case_from_json
+from pagefault.finding_record import Rate
 from pagefault.findings import Context
 from pagefault.pace import Pace
 from pagefault.plan import Plan
-from pagefault.record import Rate
 from pagefault.result import FamilyTally, Found, Result
 from pagefault.target import load_target
 

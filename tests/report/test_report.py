@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from pagefault.family import family_named
+from pagefault.finding_record import FIXED
 from pagefault.findings import FindingsError, FindingsFolder
-from pagefault.record import FIXED
 from pagefault.report import (
     MOST_FINDINGS,
     MOST_MARKDOWN_CHARACTERS,

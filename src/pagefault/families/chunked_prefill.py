@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..case import runs_left_out
+from ..case import CaseError, runs_left_out
 from ..family import (
     Argument,
     Changes,
@@ -193,6 +193,14 @@ def _chunk_slots_arguments(case: ChunkSlotsCase) -> list[Argument]:
     ]
 
 
+def _chunk_slots_fields(values: Mapping[str, Any]) -> Changes:
+    offsets, lengths = values["chunk_cum_seq_lens"], values["chunk_seq_lens"]
+    ends = [0, *(offset + length for offset, length in zip(offsets, lengths))]
+    gaps = [offset - end for offset, end in zip(offsets, ends)]
+    names = ("req_pool_indices", "chunk_starts", "chunk_seq_lens", "req_to_page", "page_size")
+    return {**{name: values[name] for name in names}, "gaps": gaps[:-1], "tail": gaps[-1]}
+
+
 def _expect_chunk_slots(case: ChunkSlotsCase, dialect: Dialect) -> Expected:
     slots = oracle.create_chunked_cache_kv_indices_paged(
         case.req_to_page.rows,
@@ -257,6 +265,17 @@ def _prefix_arguments(case: PrefixCase) -> list[Argument]:
         number("page_size", case.page_size),
         number("chunk_capacity", case.chunk_capacity),
     ]
+
+
+def _prefix_fields(on_device: str) -> Callable[[Mapping[str, Any]], Changes]:
+    def fields_of(values: Mapping[str, Any]) -> Changes:
+        prefix_lens, on_host = values[on_device], values[f"{on_device}_cpu"]
+        if prefix_lens != on_host:
+            raise CaseError(f"{on_device}: {prefix_lens}, but {on_host} on the CPU")
+        names = ("req_pool_indices", "req_to_page", "page_size", "chunk_capacity")
+        return {**{name: values[name] for name in names}, "prefix_lens": prefix_lens}
+
+    return fields_of
 
 
 def _expect_get_chunks(case: GetChunksCase, dialect: Dialect) -> Expected:
@@ -447,6 +466,7 @@ FAMILIES = [
         case_type=ChunkSlotsCase,
         cases=chunk_slots_cases,
         arguments=_chunk_slots_arguments,
+        fields_of=_chunk_slots_fields,
         expect=_expect_chunk_slots,
         edges=_chunk_slots_edges,
         size=lambda case: sum(case.chunk_seq_lens),
@@ -465,6 +485,7 @@ FAMILIES = [
         case_type=GetChunksCase,
         cases=get_chunks_cases,
         arguments=_prefix_arguments,
+        fields_of=_prefix_fields("prefix_lens"),
         expect=_expect_get_chunks,
         edges=_prefix_case_edges,
         size=_num_prefix_tokens,
@@ -482,6 +503,7 @@ FAMILIES = [
         case_type=BuildMetadataCase,
         cases=build_metadata_cases,
         arguments=_prefix_arguments,
+        fields_of=_prefix_fields("extend_prefix_lens"),
         expect=_expect_build_metadata,
         edges=_prefix_case_edges,
         size=_num_prefix_tokens,

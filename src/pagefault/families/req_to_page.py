@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ..case import CaseError
 from ..family import Argument, Changes, Dialect, Expected, Explanation, Family, Plain, Tensor
 from ..oracle import req_to_page as oracle
 from ..strategies.edges import INT32_MAX
@@ -30,6 +32,9 @@ from .slots import (
 )
 
 T = TypeVar("T")
+
+# In a batch of more requests none is moved to the row of another.
+MOST_MOVED = 8
 
 PAGE_EDGES = frozenset(
     [
@@ -70,6 +75,30 @@ def _update_arguments(case: UpdateReqToPageCase) -> list[Argument]:
         Tensor("new_occupied_pages_num", (batch_size,), counts),
         Tensor("pages_copy_starts", (batch_size,), case.begins),
     ]
+
+
+def _update_fields(values: Mapping[str, Any]) -> Changes:
+    ends = [0, *itertools.accumulate(values["new_occupied_pages_num"])]
+    flat = values["new_occupied_pages"]
+    if ends[-1] != len(flat):
+        raise CaseError(f"new_occupied_pages: {len(flat)} ids, but the counts add up to {ends[-1]}")
+    return {
+        "req_pool_indices": values["req_pool_indices"],
+        "begins": values["pages_copy_starts"],
+        "new_occupied_pages": [flat[first:end] for first, end in itertools.pairwise(ends)],
+        "req_to_page": values["req_to_page"],
+    }
+
+
+def _block_table_fields(values: Mapping[str, Any]) -> Changes:
+    forward_op = values["forward_op"]
+    return {
+        "req_pool_indices": list(forward_op.request_pool_indices),
+        "begins": list(forward_op.begins),
+        "new_occupied_pages": [list(page_ids) for page_ids in forward_op.new_occupied_pages],
+        "sizes": list(forward_op.sizes),
+        "req_to_page": values["req_to_page"],
+    }
 
 
 def _block_table_arguments(case: UpdateBlockTableCase) -> list[Argument]:
@@ -192,6 +221,7 @@ def _origin(case: PagesCase, found: int, row: int, column: int) -> list[str]:
 
 def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
     yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+    yield from _past_another_row(case)
     yield from _fewer_pages(case)
     yield from _simpler_width(case)
 
@@ -199,8 +229,31 @@ def _simpler_update(case: UpdateReqToPageCase) -> Iterator[Changes]:
 def _simpler_block_table(case: UpdateBlockTableCase) -> Iterator[Changes]:
     if case.refusal != "pool index":
         yield from simpler_rows(case, "req_pool_indices", "req_to_page")
+        yield from _past_another_row(case)
     yield from _fewer_pages(case)
     yield from _simpler_width(case)
+
+
+def _past_another_row(case: PagesCase) -> Iterator[Changes]:
+    """Yield a small batch without the row of one request, whose pages go past the end of another's.
+
+    There they change nothing, but the request is still there for the others.
+    """
+    rows, max_pages = case.req_pool_indices, case.req_to_page.max_pages
+    if len(rows) > MOST_MOVED:
+        return
+    for i, row in enumerate(rows):
+        for other in sorted({*rows} - {row}):
+            moved = {
+                "req_pool_indices": _with(rows, i, other),
+                "begins": _with(case.begins, i, max_pages),
+            }
+            try:
+                moved_case = case.replace(**moved)
+            except CaseError:
+                continue  # There it meets pages of the other request.
+            for changes in simpler_rows(moved_case, "req_pool_indices", "req_to_page"):
+                yield {**moved, **changes}
 
 
 def _fewer_pages(case: PagesCase) -> Iterator[Changes]:
@@ -249,6 +302,7 @@ FAMILIES = [
         case_type=UpdateReqToPageCase,
         cases=update_req_to_page_cases,
         arguments=_update_arguments,
+        fields_of=_update_fields,
         expect=_expect_update,
         edges=_edges,
         size=_num_pages,
@@ -266,6 +320,7 @@ FAMILIES = [
         case_type=UpdateBlockTableCase,
         cases=update_block_table_cases,
         arguments=_block_table_arguments,
+        fields_of=_block_table_fields,
         expect=_expect_block_table,
         edges=_block_table_edges,
         size=_num_pages,
