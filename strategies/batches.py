@@ -80,7 +80,7 @@ def make_batch(
         plain: Production's placement of every tensor.
         roles: What the tensors are for.
     """
-    batch_size = num_requests(choices)
+    batch_size = num_requests(choices, domain.sizes)
     size = page_size(choices, domain.page_sizes)
     rows, num_rows = pool_indices(choices, batch_size)
     max_pages = table_width(choices, num_rows)

@@ -208,7 +208,7 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
     def make(choices: Choices) -> ChunkingCase:
         changed = dtypes(choices, list(plain), domain, fixed)
         placements = layout(choices, plain, changed, (), "", domain)
-        batch_size = num_requests(choices)
+        batch_size = num_requests(choices, domain.sizes)
         chunk_len = choices.pick(CHUNK_LENS)
         longest = INT32_MAX // max(1, batch_size)
         if batch_size * chunk_len > INT32_MAX:
@@ -233,6 +233,10 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
         most = min(most, INT32_MAX // chunk_len + 1)
         num_chunks = min(max(0, num_chunks), most)
         said = batch_size
+        if choices.one_in(16):
+            # The last chunk starts at the last place that an int32 can name.
+            chunk_len, num_chunks = INT32_MAX, 2
+            prefixes = [n % 20 for n in prefixes]
         if "prefix_lens" in changed and choices.one_in(4):
             prefixes = _stretched(prefixes, num_chunks * chunk_len)
         refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
@@ -301,7 +305,7 @@ def _allowed(refusal: str, domain: Domain) -> bool:
 def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     plain = case_type.PLAIN
     refusals = [refusal for refusal in PREFIX_REFUSALS if _allowed(refusal, domain)]
-    batch_size = num_requests(choices)
+    batch_size = num_requests(choices, domain.sizes)
     size = page_size(choices, domain.page_sizes, huge=False)
     if size > MAX_PREFIX_TOKENS:
         size = 16  # Slots are int32 here, and a prefix has to fill a page now and then.

@@ -132,7 +132,7 @@ def _make_pages(
     choices: Choices, domain: Domain, largest_begin: int
 ) -> tuple[list[int], list[int], list[list[int]], PageTable]:
     """Return rows, begins and page ids of a batch, and the table before it."""
-    batch_size = num_requests(choices)
+    batch_size = num_requests(choices, domain.sizes)
     shares_rows = choices.one_in(8)
     rows, num_rows = pool_indices(choices, batch_size, distinct=not shares_rows)
     max_pages = table_width(choices, num_rows)
@@ -215,7 +215,7 @@ def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTab
     def make(choices: Choices) -> UpdateBlockTableCase:
         placements = layout(choices, plain, frozenset(), (), "req_to_page", domain)
         refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
-        off_by = choices.pick((1, 2, 1000))
+        off_by = choices.pick((1, 1, 2, 1000))
         rows, begins, page_ids, table = _make_pages(choices, domain, INT32_MAX)
         sizes = [len(ids) for ids in page_ids]
         if rows and refusal:

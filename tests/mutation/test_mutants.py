@@ -50,6 +50,12 @@ def test_a_shared_function_belongs_to_every_launcher_that_reaches_it(mutants):
     assert families["compute_out_cache_loc_kernel"] == {"compute_out_cache_loc"}
 
 
+def test_swaps_of_what_a_device_function_hands_on_are_made_in_the_kernel(mutants):
+    swaps = {(m.function, m.before) for m in mutants if m.operator == "arguments swapped"}
+    assert ("update_req_to_page_kernel", "batch_size, num_page_ids,") in swaps
+    assert ("write_page_ids", "batch_size, num_page_ids,") not in swaps
+
+
 def test_a_mutant_is_python_and_differs_in_its_own_lines_alone(modules, mutants):
     for mutant in mutants[::PARSED_ONE_IN]:
         source = modules[mutant.module].source

@@ -151,7 +151,7 @@ def test_an_interrupt_leaves_a_partial_report_and_no_process(target):
     process = subprocess.Popen(
         command(target), stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stdout.readline().startswith("cases on the original: 24 of 24")
+    assert process.stdout.readline().startswith("cases on the original: 48 of 48")
     os.kill(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -16,6 +16,7 @@ from random import Random
 from .cases import Cost, Deck, Item, deal
 from .interrupts import Interrupts
 from .mutants import Mutant
+from .probes import Part
 from .trial import Setting, run_trial, write_mutant
 
 KILLED, TIMED_OUT, SURVIVED = "killed", "timed out", "survived"
@@ -147,7 +148,7 @@ class Run:
         self._num_workers = num_workers
         self._progress = progress
         self._num_mutants = 0
-        self._dealt: dict[tuple[str, ...], Sequence[tuple[Item, Cost]]] = {}
+        self._dealt: dict[tuple[tuple[str, ...], Part | None], Sequence[tuple[Item, Cost]]] = {}
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[int, _Child]] = {}
 
@@ -172,7 +173,7 @@ class Run:
             gc.unfreeze()
 
     def _start(self, number: int, mutant: Mutant) -> None:
-        items = self._calls(mutant.families)
+        items = self._calls(mutant)
         path = write_mutant(self._setting, number, mutant)
         reader, writer = os.pipe()
         parent = os.getpid()
@@ -187,10 +188,11 @@ class Run:
         self._children[reader] = number, _Child(mutant, items, pid, now)
         self._selector.register(reader, selectors.EVENT_READ)
 
-    def _calls(self, families: tuple[str, ...]) -> Sequence[tuple[Item, Cost]]:
-        if families not in self._dealt:
-            self._dealt[families] = deal(self._decks, families, self._num_cases)
-        return self._dealt[families]
+    def _calls(self, mutant: Mutant) -> Sequence[tuple[Item, Cost]]:
+        key = mutant.families, mutant.part
+        if key not in self._dealt:
+            self._dealt[key] = deal(self._decks, *key, self._num_cases)
+        return self._dealt[key]
 
     def _listen(self) -> None:
         for key, _ in self._selector.select(POLL_SECONDS):

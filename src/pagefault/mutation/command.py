@@ -19,12 +19,15 @@ from ..target import Target
 from .campaign import POLL_SECONDS, Outcome, Run
 from .cases import Cost, Deck, Item, cost_of, draw_items
 from .interrupts import Interrupts
-from .mutants import Mutant, modules_of, mutants_of
+from .mutants import Mutant, modules_of, mutants_of, sizes_in
 from .reviewed import Reviewed
 from .tables import Report
-from .trial import Setting
+from .trial import Setting, load_probed
 
 Progress = Callable[[str, int, int], None]
+
+# Of so many times the calls that a mutant is tried on, those are taken that can tell it.
+DRAWN_FOR_EACH = 2
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,15 @@ def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
     mutants = _chosen(wanted, every)
     checker = Checker(target, "cpu", strict=wanted.strict)
     outcomes: dict[int, Outcome] = {}
-    with Interrupts() as interrupts:
-        decks = _decks(wanted, target, checker, mutants, progress, interrupts)
+    with (
+        Interrupts() as interrupts,
+        tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder,
+    ):
+        setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
+        decks = _decks(wanted, setting, target, checker, mutants, progress, interrupts)
         if decks and all(deck.num_usable for deck in decks.values()):
-            with tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder:
-                setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
-                run = Run(
-                    setting, decks, wanted.num_cases, wanted.num_workers, progress, interrupts
-                )
-                run.run(mutants)
+            run = Run(setting, decks, wanted.num_cases, wanted.num_workers, progress, interrupts)
+            run.run(mutants)
             outcomes = run.outcomes
     return Report(
         wanted.target,
@@ -109,6 +112,7 @@ def _chosen(wanted: Wanted, mutants: Sequence[Mutant]) -> list[Mutant]:
 
 def _decks(
     wanted: Wanted,
+    setting: Setting,
     target: Target,
     checker: Checker,
     mutants: Sequence[Mutant],
@@ -119,17 +123,15 @@ def _decks(
 
     None, if somebody ended the run.
     """
-    nums: dict[str, int] = {}
-    for mutant in mutants:
-        share = -(-wanted.num_cases // len(mutant.families))
-        for name in mutant.families:
-            nums[name] = max(nums.get(name, 0), share)
+    names = sorted({name for mutant in mutants for name in mutant.families})
+    num = DRAWN_FOR_EACH * wanted.num_cases
+    sizes = sizes_in(setting.modules)
     items = {
-        name: draw_items(target, checker, family_named(name), num, wanted.seed)
-        for name, num in sorted(nums.items())
+        name: draw_items(target, checker, family_named(name), num, wanted.seed, sizes)
+        for name in names
     }
     flat = [item for name in items for item in items[name]]
-    checked = _costs(flat, checker, wanted.num_workers, progress, interrupts)
+    checked = _costs(flat, setting, wanted.num_workers, progress, interrupts)
     if len(checked) < len(flat):
         return {}
     costs = iter(checked)
@@ -137,21 +139,22 @@ def _decks(
 
 
 # What a forked process of `_costs` works on.
-_shared: tuple[Sequence[Item], Checker] | None = None
+_items: Sequence[Item] = ()
+_checker: Checker | None = None
 
 
 def _costs(
     items: Sequence[Item],
-    checker: Checker,
+    setting: Setting,
     num_workers: int,
     progress: Progress,
     interrupts: Interrupts,
 ) -> list[Cost]:
     """Return what the calls take, or the first of them if somebody ended the run."""
-    global _shared
-    _shared = items, checker
+    global _items
+    _items = items
     costs: list[Cost] = []
-    pool = multiprocessing.get_context("fork").Pool(num_workers, _leave_interrupts)
+    pool = multiprocessing.get_context("fork").Pool(num_workers, _start_worker, (setting,))
     try:
         results = pool.imap(_cost, range(len(items)))
         while len(costs) < len(items) and not interrupts.asked:
@@ -164,16 +167,17 @@ def _costs(
     return costs
 
 
-def _leave_interrupts() -> None:
-    """Leave it to the parent to end this process."""
+def _start_worker(setting: Setting) -> None:
+    """Load the original with probes; leave it to the parent to end this process."""
+    global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(os.getppid())
+    _checker = Checker(load_probed(setting), "cpu", strict=setting.strict)
 
 
 def _cost(number: int) -> Cost:
-    assert _shared is not None
-    items, checker = _shared
-    return cost_of(items[number], checker)
+    assert _checker is not None
+    return cost_of(_items[number], _checker)
 
 
 class Pace:

@@ -11,6 +11,7 @@ from typing import Any
 from .campaign import KILLED, SURVIVED, TIMED_OUT, Outcome
 from .checks import CHECKS
 from .reviewed import Equivalent, Reviewed
+from .trial import CALLS_FOR_OTHERS
 
 EQUIVALENT = "equivalent"
 
@@ -182,7 +183,8 @@ def markdown_of(report: Report, command: str, about: str) -> str:
         "## What each check is worth",
         "A check *saw* a mutant if it had a finding in any call that was made; *only it* are the "
         "mutants that no other check saw, and that would have survived without it. Calls go on "
-        "until a second check has seen a mutant; where values or garbage alone have, for 20 calls. "
+        f"until a second check has seen a mutant; where values or garbage alone have, for "
+        f"{CALLS_FOR_OTHERS} calls. "
         "A finding that is ignored is not a check that is off: the address oracle also keeps wild "
         "accesses from memory, where other checks might have seen them.",
         _markdown_table(_check_rows(report)),
