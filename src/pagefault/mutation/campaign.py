@@ -16,7 +16,6 @@ from random import Random
 from .cases import Cost, Deck, Item, deal
 from .interrupts import Interrupts
 from .mutants import Mutant
-from .probes import Part
 from .trial import Setting, run_trial, write_mutant
 
 KILLED, TIMED_OUT, SURVIVED = "killed", "timed out", "survived"
@@ -122,7 +121,7 @@ class Run:
     Args:
         setting: What they share.
         decks: The calls, by family.
-        num_cases: Calls that a mutant is tried on at most.
+        num_cases: Returns on how many calls a mutant is tried at most.
         num_workers: Processes at a time.
         progress: Takes what is under way, and how many of how many are done.
         interrupts: Say when to end the run early.
@@ -135,7 +134,7 @@ class Run:
         self,
         setting: Setting,
         decks: Mapping[str, Deck],
-        num_cases: int,
+        num_cases: Callable[[Mutant], int],
         num_workers: int,
         progress: Callable[[str, int, int], None],
         interrupts: Interrupts,
@@ -148,7 +147,7 @@ class Run:
         self._num_workers = num_workers
         self._progress = progress
         self._num_mutants = 0
-        self._dealt: dict[tuple[tuple[str, ...], Part | None], Sequence[tuple[Item, Cost]]] = {}
+        self._dealt: dict[tuple[object, ...], Sequence[tuple[Item, Cost]]] = {}
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[int, _Child]] = {}
 
@@ -189,9 +188,9 @@ class Run:
         self._selector.register(reader, selectors.EVENT_READ)
 
     def _calls(self, mutant: Mutant) -> Sequence[tuple[Item, Cost]]:
-        key = mutant.families, mutant.part
+        key = mutant.families, mutant.part, self._num_cases(mutant)
         if key not in self._dealt:
-            self._dealt[key] = deal(self._decks, *key, self._num_cases)
+            self._dealt[key] = deal(self._decks, *key)
         return self._dealt[key]
 
     def _listen(self) -> None:

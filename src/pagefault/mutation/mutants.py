@@ -19,6 +19,9 @@ from .operators import Edit, Source, edits_of, is_jit
 from .probes import Part, Probes
 from .reviewed import LeftOut
 
+# A mutant's file, function, operator, and line before and after.
+Key = tuple[str, str, str, str, str]
+
 # A function by its module's name and its own, with its class's in front.
 Place = tuple[str, str]
 
@@ -52,7 +55,7 @@ class Mutant:
     part: Part | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def key(self) -> Key:
         """What tells it from others, whatever the numbers of the lines."""
         return self.file, self.function, self.operator, self.before, self.after
 

@@ -11,6 +11,7 @@ from typing import Any
 from .campaign import KILLED, SURVIVED, TIMED_OUT, Outcome
 from .checks import CHECKS
 from .reviewed import Equivalent, Reviewed
+from .survival import Survival
 from .trial import CALLS_FOR_OTHERS
 
 EQUIVALENT = "equivalent"
@@ -161,13 +162,14 @@ def lines_of(report: Report) -> list[str]:
     return [*lines, "interrupted"] if report.interrupted else lines
 
 
-def markdown_of(report: Report, command: str, about: str) -> str:
+def markdown_of(report: Report, command: str, about: str, survival: Survival | None = None) -> str:
     """Return the tables for docs/.
 
     Args:
         report: The report.
         command: What makes them.
         about: The versions that were run.
+        survival: How many cases the listed mutants have survived, if anybody has looked.
     """
     counts = Counter(map(report.status, report.outcomes))
     parts = [
@@ -198,7 +200,7 @@ def markdown_of(report: Report, command: str, about: str) -> str:
         "## Survivors",
         _survivors(report.with_status(SURVIVED)),
         "## Equivalent",
-        _equivalents(report),
+        _equivalents(report, survival),
         "## Left out",
         "\n".join(
             f"- `{rule.statement}` in `{rule.function}` of `{rule.file}`: {rule.reason}"
@@ -258,14 +260,25 @@ def _survivors(outcomes: Sequence[Outcome]) -> str:
     return "```diff\n" + "\n\n".join("\n".join(o.mutant.diff()) for o in outcomes) + "\n```"
 
 
-def _equivalents(report: Report) -> str:
+def _equivalents(report: Report, survival: Survival | None) -> str:
     if not report.reviewed.equivalent:
         return "None is listed."
-    return "\n".join(
-        f"- `{entry.file}` `{entry.function}`, {entry.operator}: `{entry.before}` → "
-        f"`{entry.after}`: {entry.reason}"
+    rows = [["function", "change", "before", "after", "why nothing tells it apart"]]
+    rows += [
+        [
+            f"`{entry.file}` `{entry.function}`",
+            entry.operator,
+            f"`{entry.before}`",
+            f"`{entry.after}`",
+            entry.reason,
+        ]
         for entry in report.reviewed.equivalent
-    )
+    ]
+    if survival is not None:
+        rows[0].append("cases survived")
+        for row, entry in zip(rows[1:], report.reviewed.equivalent):
+            row.append(f"{survival.cases(entry.key):,}")
+    return _markdown_table(rows)
 
 
 def _markdown_table(rows: Rows) -> str:
