@@ -13,6 +13,7 @@ from .edges import (
     TILE_SIZES,
     Choices,
     num_requests,
+    only_some,
     page_size,
     within_budget,
 )
@@ -99,7 +100,10 @@ def make_batch(
 
     spots = [Spot.of(choices) for _ in range(min(batch_size, 4))]
     spots = [spots[i % 4] for i in range(batch_size)]
-    lengths = within_budget([spot.length(size) for spot in spots], MAX_TOKENS)
+    wanted = [spot.length(size) for spot in spots]
+    if not roles.uniform:
+        wanted = only_some(choices, wanted)
+    lengths = within_budget(wanted, MAX_TOKENS)
     if roles.uniform and lengths:
         lengths = [min(lengths[0], max(1, MAX_TOKENS // batch_size))] * batch_size
     largest_start = min(DTYPE_RANGES[dtype_of[name]][-1] for name in roles.starts + roles.ends)

@@ -119,24 +119,36 @@ def sampler_of(strategy: st.SearchStrategy[T]) -> Callable[[Random], T | None] |
     return _samplers.get(strategy)
 
 
-# Of batches near a size of the target's the small ones come as often as they are cheap.
-MOST_NEAR = 2**14
-LARGE_BATCH = 512
+# Batches near a size of the target's come as often as they are cheap.
+LARGE_BATCH, LARGEST_BATCH = 2**11, 2**13
 
 
-def near_sizes(sizes: Sequence[int], most: int) -> list[int]:
-    """Return a menu of small multiples of sizes, the small ones several times."""
+def near_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return a menu of small multiples of sizes, the large ones once and the others often."""
     multiples = sorted({k * size for size in sizes for k in (1, 2, 4) if size > 1})
-    return [n for n in multiples if n <= most for _ in range(max(1, LARGE_BATCH // n))]
+    return [n for n in multiples if n <= LARGEST_BATCH for _ in range(4 if n <= LARGE_BATCH else 1)]
 
 
 def num_requests(choices: Choices, sizes: Sequence[int] = ()) -> int:
     """Return the size of a batch, now and then one near some sizes."""
-    menu = near_sizes(sizes, MOST_NEAR)
+    menu = near_sizes(sizes)
     if menu and choices.one_in(4):
         return choices.pick(menu) + choices.pick((1, 0, -1, 9, 70))
     number = choices.pick(NUM_REQUESTS)
     return choices.pick(MANY_REQUESTS) if number == MANY else number
+
+
+# A batch of more has, now and then, nothing for most of its requests.
+FEW_REQUESTS = 8
+
+
+def only_some(choices: Choices, wanted: Sequence[int]) -> list[int]:
+    """Return lengths of which, now and then, all are 0 but the last, or every tenth from there."""
+    num_requests = len(wanted)
+    if num_requests <= FEW_REQUESTS or not choices.one_in(6):
+        return list(wanted)
+    step = choices.pick((10, num_requests))
+    return [length if (num_requests - 1 - i) % step == 0 else 0 for i, length in enumerate(wanted)]
 
 
 def within_budget(wanted: Sequence[int], budget: int) -> list[int]:

@@ -187,6 +187,7 @@ class Deck:
         """What tells each call from others: its edges, and how often it reaches each part."""
         return [
             item.edges
+            | {f"{item.case.num_requests.bit_length()} bits of requests"}
             | {
                 f"{module}:{start} {min(count.bit_length(), 3)}"
                 for (module, start), count in cost.reached.items()

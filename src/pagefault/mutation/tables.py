@@ -182,6 +182,10 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         f"{counts[SURVIVED]} survived, {counts[EQUIVALENT]} equivalent. Score: "
         f"{100 * report.score:.1f} % of those that are not equivalent were found, half of them "
         f"within {_median_cases(report)} calls.",
+        "The calls are the same for every mutant of a statement: of those that were drawn for its "
+        "functions, half of them with garbage in their device tensors, those that reach the "
+        "statement, which copies of the modules with probes have counted. Sizes are drawn near the "
+        "numbers in the target's own source too.",
         "## What each check is worth",
         "A check *saw* a mutant if it had a finding in any call that was made; *only it* are the "
         "mutants that no other check saw, and that would have survived without it. Calls go on "
@@ -202,6 +206,10 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "## Equivalent",
         _equivalents(report, survival),
         "## Left out",
+        "One fault is made once: two arguments that a device function hands on as it was given "
+        "them are swapped in the kernel alone, and what a masked-off lane loads becomes one other "
+        "number. In a kernel a cast to 32 bits is not dropped, nor one of what is stored, which "
+        "the store casts: no value changes. Beside that:",
         "\n".join(
             f"- `{rule.statement}` in `{rule.function}` of `{rule.file}`: {rule.reason}"
             for rule in report.reviewed.left_out
