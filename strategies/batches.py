@@ -24,6 +24,8 @@ LENGTHS = (
     *("one", "one", "few", "few", "few", "few", "none", "page", "page", "pages"),
     *("few", "one", "few", "few", "one", "tile"),
 )
+# Where a target's sizes are known, a quarter of the requests are as long as a tile.
+LENGTHS_NEAR_SIZES = LENGTHS + ("tile",) * 5
 STARTS = (
     *("zero", "page", "inside", "row end", "up to row end", "across row end", "last page"),
     *("page", "inside", "up to row end", "far"),
@@ -98,7 +100,8 @@ def make_batch(
         for name, placement in plain.items()
     }
 
-    spots = [Spot.of(choices) for _ in range(min(batch_size, 4))]
+    length_kinds = LENGTHS_NEAR_SIZES if domain.sizes else LENGTHS
+    spots = [Spot.of(choices, length_kinds) for _ in range(min(batch_size, 4))]
     spots = [spots[i % 4] for i in range(batch_size)]
     wanted = [spot.length(size) for spot in spots]
     if not roles.uniform:
@@ -135,9 +138,12 @@ class Spot:
     any: int
 
     @classmethod
-    def of(cls, choices: Choices) -> "Spot":
+    def of(cls, choices: Choices, length_kinds: Sequence[str]) -> "Spot":
         return cls(
-            choices.pick(LENGTHS), choices.pick(STARTS), choices.pick(AROUND), choices.below(2**12)
+            choices.pick(length_kinds),
+            choices.pick(STARTS),
+            choices.pick(AROUND),
+            choices.below(2**12),
         )
 
     def length(self, page_size: int) -> int:

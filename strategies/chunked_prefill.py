@@ -306,7 +306,8 @@ def _allowed(refusal: str, domain: Domain) -> bool:
 def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     plain = case_type.PLAIN
     refusals = [refusal for refusal in PREFIX_REFUSALS if _allowed(refusal, domain)]
-    batch_size = num_requests(choices, domain.sizes)
+    # Each chunk has every request, so the largest batches would take all the time.
+    batch_size = num_requests(choices, [size for size in domain.sizes if size <= MAX_CHUNK_CELLS])
     size = page_size(choices, domain.page_sizes, huge=False)
     if size > MAX_PREFIX_TOKENS:
         size = 16  # Slots are int32 here, and a prefix has to fill a page now and then.

@@ -124,9 +124,9 @@ LARGE_BATCH, LARGEST_BATCH = 2**11, 2**13
 
 
 def near_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return a menu of small multiples of sizes, the large ones once and the others often."""
+    """Return a menu of small multiples of sizes, the large ones once and the others twice."""
     multiples = sorted({k * size for size in sizes for k in (1, 2, 4) if size > 1})
-    return [n for n in multiples if n <= LARGEST_BATCH for _ in range(4 if n <= LARGE_BATCH else 1)]
+    return [n for n in multiples if n <= LARGEST_BATCH for _ in range(2 if n <= LARGE_BATCH else 1)]
 
 
 def num_requests(choices: Choices, sizes: Sequence[int] = ()) -> int:

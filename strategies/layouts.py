@@ -73,7 +73,8 @@ def layout(
         if fancy and name in outputs and "spare output" not in domain.without:
             spare = choices.pick(SPARES)
             if domain.sizes and choices.one_in(8):
-                spare = choices.pick(domain.sizes) + choices.pick(AROUND)
+                size = choices.pick((max(domain.sizes), choices.pick(domain.sizes)))
+                spare = size + choices.pick(AROUND)
         if fancy and name == table and "pitched table" not in domain.without:
             pitch = choices.pick((0, 1, 2, 14))
         placements.append((name, _placement(dtype, offset, pitch, spare)))
@@ -108,6 +109,11 @@ def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
     if row_stride * page_table.num_rows > MOST_RESERVED_ELEMENTS:
         return case
     at = case.placement(table)
+    fixed = domain.dtype_choices is not None or "int64 req_pool_indices" in domain.without
+    if "req_pool_indices" in case.PLAIN and not fixed and choices.one_in(2):
+        # An index of 32 bits wraps where it is multiplied with the distance of the rows.
+        narrow = dataclasses.replace(case.placement("req_pool_indices"), dtype="int32")
+        case = case.replace(layout=(*case.layout, ("req_pool_indices", narrow)))
     try:
         if how % 2 and "pitched table" not in domain.without:
             layout = with_row_stride(case, table, page_table.max_pages, row_stride)

@@ -75,6 +75,8 @@ def test_what_only_tunes_a_launch_is_left_alone():
         ("x = tl.cumsum(a, 0)", "constant"),
         ("x = (a + b).to(tl.int32)", "cast dropped"),
         ("tl.store(p_ptr, a.to(tl.int64))", "cast dropped"),
+        ("x = a.to(tl.int64)", "cast dropped"),
+        ("x = a.to(p_ptr.dtype.element_ty)", "cast dropped"),
     ],
 )
 def test_what_changes_no_value_in_a_kernel_is_left_alone(line, operator):

@@ -29,7 +29,7 @@ GARBAGE_ONE_IN = 2
 ROUNDS = 2
 
 # What ends a call that goes on and on; the limit of a mutant is that of the original many times.
-LEAST_SECONDS = 2.0
+LEAST_SECONDS = 1.0
 TIMES_ORIGINAL = 25
 
 

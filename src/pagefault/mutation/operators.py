@@ -6,12 +6,14 @@ a launch are left alone. So is what changes no value, in any function:
 
 - the axis of a sum over a vector, which has one;
 - a cast to 32 bits that is dropped in a kernel: the same number in a wider type;
-- a cast of what is stored: a store casts to the type of the cell.
+- a cast of what is stored, or to the type of a cell: a store casts.
 
 And one fault is made once, not once for each function that it passes through:
 
 - Two arguments that a device function hands on as it was given them are swapped in the kernel.
 - What a masked-off lane loads becomes one other number.
+- A cast of a size or of a program's number to 64 bits becomes one to 32, as if it were dropped;
+  that of what was loaded, which may have 64 bits, is dropped too.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ _CLAMPS = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min
 _UNORDERED = frozenset(
     [*_CLAMPS, "where", "isinstance", "getattr", "zip", "arange", "warning", "full", "cumsum"]
 )
+# What comes of these has a type that the caller's tensors say.
+_LOADS = frozenset(["load", "gather"])
 _CASTS = frozenset(["to", "long", "int"])
 # Keywords that say where or how fast, and not what.
 _TUNING = frozenset(
@@ -164,7 +168,7 @@ def edits_of(
     ) | frozenset(argument.arg for argument in function.args.args)
     for node in _nodes_of(function):
         for edit in _edits_at(source, node, names, handed_on):
-            if node in same and edit.operator in ("cast dropped", "cast narrowed", "constant"):
+            if node in same and edit.operator in ("cast dropped", "constant"):
                 continue
             if source.text[edit.start : edit.end] != edit.text:
                 edits.setdefault((edit.start, edit.end, edit.text), edit)
@@ -183,9 +187,16 @@ def _same_value(function: ast.FunctionDef) -> set[ast.AST]:
         match node.func.attr:
             case "cumsum" | "store":
                 found.update(arguments)
-            case "to" if ast.unparse(node.args[0]) == "tl.int32":
+            case "to" if _changes_no_value(node.func.value, ast.unparse(node.args[0])):
                 found.add(node)
     return found
+
+
+def _changes_no_value(number: ast.expr, dtype: str) -> bool:
+    """Return whether a cast of a kernel's can be dropped with no fault, or none of its own."""
+    if dtype == "tl.int64":
+        return not any(getattr(node, "attr", "") in _LOADS for node in ast.walk(number))
+    return dtype == "tl.int32" or dtype.endswith(".element_ty")
 
 
 def _nodes_of(function: ast.FunctionDef) -> Iterator[ast.AST]:

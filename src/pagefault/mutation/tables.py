@@ -209,7 +209,8 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "One fault is made once: two arguments that a device function hands on as it was given "
         "them are swapped in the kernel alone, and what a masked-off lane loads becomes one other "
         "number. In a kernel a cast to 32 bits is not dropped, nor one of what is stored, which "
-        "the store casts: no value changes. Beside that:",
+        "the store casts: no value changes. A cast to 64 bits of what is not loaded becomes one "
+        "to 32, as if it were dropped. Beside that:",
         "\n".join(
             f"- `{rule.statement}` in `{rule.function}` of `{rule.file}`: {rule.reason}"
             for rule in report.reviewed.left_out
