@@ -29,7 +29,7 @@ from .mutants import Module, Mutant
 MEMORY_BYTES = 2 << 30
 
 # So many calls more, where values alone have seen a mutant, for other checks to see it too.
-CALLS_FOR_OTHERS = 10
+CALLS_FOR_OTHERS = 5
 
 
 @dataclass(frozen=True)
