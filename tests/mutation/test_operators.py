@@ -85,6 +85,22 @@ def test_what_changes_no_value_in_a_kernel_is_left_alone(line, operator):
     assert changed(line, operator) != set()
 
 
+@pytest.mark.parametrize(
+    ("line", "constants"),
+    [
+        ("x = a >= 0", {"x = a >= -1"}),
+        ("x = a < 3", {"x = a < 2"}),
+        ("x = a <= 3", {"x = a <= 4"}),
+        ("x = a > 0", {"x = a > 1"}),
+        ("x = a - 1", {"x = a - 2"}),
+        ("x = a == 0", {"x = a == 1", "x = a == -1"}),
+    ],
+)
+def test_a_constant_does_not_become_what_another_change_makes_of_it(line, constants):
+    assert changed(line, "constant") == constants
+    assert len(changed(line)) > len(constants)
+
+
 def test_arguments_that_are_handed_on_are_swapped_where_they_come_from():
     source = Source("def f(a, b, c):\n    g(a, b, c, c + 1)\n")
     (function,) = source.tree.body

@@ -10,6 +10,7 @@ a launch are left alone. So is what changes no value, in any function:
 
 And one fault is made once, not once for each function that it passes through:
 
+- A constant does not become what another change of its line makes of it: `a > 0` says `a >= 1`.
 - Two arguments that a device function hands on as it was given them are swapped in the kernel.
 - What a masked-off lane loads becomes one other number.
 - A cast of a size or of a program's number to 64 bits becomes one to 32, as if it were dropped;
@@ -163,12 +164,15 @@ def edits_of(
     """
     edits: dict[tuple[int, int, str], Edit] = {}
     same = _same_value(function)
+    made_otherwise = set(_made_otherwise(function))
     names = frozenset(
         node.id for node in ast.walk(function) if isinstance(node, ast.Name)
     ) | frozenset(argument.arg for argument in function.args.args)
     for node in _nodes_of(function):
         for edit in _edits_at(source, node, names, handed_on):
             if node in same and edit.operator in ("cast dropped", "constant"):
+                continue
+            if edit.operator == "constant" and (node, edit.text) in made_otherwise:
                 continue
             if source.text[edit.start : edit.end] != edit.text:
                 edits.setdefault((edit.start, edit.end, edit.text), edit)
@@ -190,6 +194,25 @@ def _same_value(function: ast.FunctionDef) -> set[ast.AST]:
             case "to" if _changes_no_value(node.func.value, ast.unparse(node.args[0])):
                 found.add(node)
     return found
+
+
+def _made_otherwise(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
+    """Yield constants, and what they need not become: another operator says the same of integers.
+
+    `a >= 1` is `a > 0`, and `a + 0` is `a`.
+    """
+    for node in ast.walk(function):
+        match node:
+            case ast.Compare(
+                ops=[ast.GtE() | ast.Lt()], comparators=[ast.Constant(int(value)) as c]
+            ):
+                yield c, str(value + 1)
+            case ast.Compare(
+                ops=[ast.LtE() | ast.Gt()], comparators=[ast.Constant(int(value)) as c]
+            ):
+                yield c, str(value - 1)
+            case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(1) as c):
+                yield c, "0"
 
 
 def _changes_no_value(number: ast.expr, dtype: str) -> bool:

@@ -206,7 +206,8 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "## Equivalent",
         _equivalents(report, survival),
         "## Left out",
-        "One fault is made once: two arguments that a device function hands on as it was given "
+        "One fault is made once: where two changes of a line say the same of integers, there is "
+        "one; two arguments that a device function hands on as it was given "
         "them are swapped in the kernel alone, and what a masked-off lane loads becomes one other "
         "number. In a kernel a cast to 32 bits is not dropped, nor one of what is stored, which "
         "the store casts: no value changes. A cast to 64 bits of what is not loaded becomes one "
