@@ -6,12 +6,14 @@ FUZZ_ARGS ?= --time 60s
 KILLS ?= 100
 SOAK_ARGS ?= --max-cases 100000 --time 24h
 TEST_ARGS ?= -n auto
-MUTANT_ARGS ?= --json .pagefault/mutants.json --markdown docs/mutants.md
+SURVIVED = --survived tests/survived_mutants.json
+MUTANT_ARGS ?= --json .pagefault/mutants.json --markdown docs/mutants.md $(SURVIVED)
+LISTED_ARGS ?= --listed --cases 20000 $(SURVIVED)
 RECORD_ARGS ?=
 BENCH_ARGS ?= --markdown docs/kernels.md --plot docs/kernels.svg
 
-.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants lint format \
-	bench bench-finding bench-record bench-kernels peers clean
+.PHONY: help setup test-setup lint-setup test test-slow test-kills fuzz soak mutants mutants-listed \
+	lint format bench bench-finding bench-record bench-kernels peers clean
 
 help:
 	@echo "make fuzz    set up, then fuzz our kernels for a minute (FUZZ_ARGS='--time 10m')"
@@ -20,6 +22,8 @@ help:
 	@echo "make test-slow    the tests that make test leaves out, which take long"
 	@echo "make test-kills   kill a campaign a hundred times and resume it (KILLS=10)"
 	@echo "make mutants change our kernels one step at a time: what is found? (MUTANT_ARGS='--every 20')"
+	@echo "make mutants-listed    hours: those listed as equivalent, until each has survived 20,000 cases;"
+	@echo "             ended by Ctrl-C, it goes on where it was"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   where the time of a case goes"
 	@echo "make bench-finding   how soon planted faults are found, against two other ways to draw cases"
@@ -59,6 +63,9 @@ soak: setup
 mutants: setup
 	@mkdir -p .pagefault
 	$(RUN) -m pagefault mutate --strict $(MUTANT_ARGS)
+
+mutants-listed: setup
+	$(RUN) -m pagefault mutate --strict $(LISTED_ARGS)
 
 lint: lint-setup
 	$(RUN) -m ruff check .

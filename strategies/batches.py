@@ -13,6 +13,7 @@ from .edges import (
     TILE_SIZES,
     Choices,
     num_requests,
+    only_some,
     page_size,
     within_budget,
 )
@@ -23,6 +24,8 @@ LENGTHS = (
     *("one", "one", "few", "few", "few", "few", "none", "page", "page", "pages"),
     *("few", "one", "few", "few", "one", "tile"),
 )
+# Where a target's sizes are known, a quarter of the requests are as long as a tile.
+LENGTHS_NEAR_SIZES = LENGTHS + ("tile",) * 5
 STARTS = (
     *("zero", "page", "inside", "row end", "up to row end", "across row end", "last page"),
     *("page", "inside", "up to row end", "far"),
@@ -80,7 +83,7 @@ def make_batch(
         plain: Production's placement of every tensor.
         roles: What the tensors are for.
     """
-    batch_size = num_requests(choices)
+    batch_size = num_requests(choices, domain.sizes)
     size = page_size(choices, domain.page_sizes)
     rows, num_rows = pool_indices(choices, batch_size)
     max_pages = table_width(choices, num_rows)
@@ -97,9 +100,13 @@ def make_batch(
         for name, placement in plain.items()
     }
 
-    spots = [Spot.of(choices) for _ in range(min(batch_size, 4))]
+    length_kinds = LENGTHS_NEAR_SIZES if domain.sizes else LENGTHS
+    spots = [Spot.of(choices, length_kinds) for _ in range(min(batch_size, 4))]
     spots = [spots[i % 4] for i in range(batch_size)]
-    lengths = within_budget([spot.length(size) for spot in spots], MAX_TOKENS)
+    wanted = [spot.length(size) for spot in spots]
+    if not roles.uniform:
+        wanted = only_some(choices, wanted)
+    lengths = within_budget(wanted, MAX_TOKENS)
     if roles.uniform and lengths:
         lengths = [min(lengths[0], max(1, MAX_TOKENS // batch_size))] * batch_size
     largest_start = min(DTYPE_RANGES[dtype_of[name]][-1] for name in roles.starts + roles.ends)
@@ -131,9 +138,12 @@ class Spot:
     any: int
 
     @classmethod
-    def of(cls, choices: Choices) -> "Spot":
+    def of(cls, choices: Choices, length_kinds: Sequence[str]) -> "Spot":
         return cls(
-            choices.pick(LENGTHS), choices.pick(STARTS), choices.pick(AROUND), choices.below(2**12)
+            choices.pick(length_kinds),
+            choices.pick(STARTS),
+            choices.pick(AROUND),
+            choices.below(2**12),
         )
 
     def length(self, page_size: int) -> int:

@@ -25,6 +25,7 @@ from .edges import (
     Choices,
     made_from_choices,
     num_requests,
+    only_some,
     page_size,
     within_budget,
 )
@@ -208,7 +209,7 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
     def make(choices: Choices) -> ChunkingCase:
         changed = dtypes(choices, list(plain), domain, fixed)
         placements = layout(choices, plain, changed, (), "", domain)
-        batch_size = num_requests(choices)
+        batch_size = num_requests(choices, domain.sizes)
         chunk_len = choices.pick(CHUNK_LENS)
         longest = INT32_MAX // max(1, batch_size)
         if batch_size * chunk_len > INT32_MAX:
@@ -233,6 +234,10 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
         most = min(most, INT32_MAX // chunk_len + 1)
         num_chunks = min(max(0, num_chunks), most)
         said = batch_size
+        if choices.one_in(16):
+            # The last chunk starts at the last place that an int32 can name.
+            chunk_len, num_chunks = INT32_MAX, 2
+            prefixes = [n % 20 for n in prefixes]
         if "prefix_lens" in changed and choices.one_in(4):
             prefixes = _stretched(prefixes, num_chunks * chunk_len)
         refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
@@ -242,7 +247,7 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
             said += choices.pick((1, -1))
         elif refusal == "num_chunks":
             num_chunks = -1 - choices.below(3)
-        elif refusal == "start past int32" and batch_size:
+        elif refusal == "start past int32":  # With no requests there is no start to be past it.
             chunk_len = 2**31 // 2 + choices.below(2)
             num_chunks = 3
         return ChunkingCase(tuple(prefixes), num_chunks, said, chunk_len, layout=placements)
@@ -301,7 +306,8 @@ def _allowed(refusal: str, domain: Domain) -> bool:
 def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     plain = case_type.PLAIN
     refusals = [refusal for refusal in PREFIX_REFUSALS if _allowed(refusal, domain)]
-    batch_size = num_requests(choices)
+    # Each chunk has every request, so the largest batches would take all the time.
+    batch_size = num_requests(choices, [size for size in domain.sizes if size <= MAX_CHUNK_CELLS])
     size = page_size(choices, domain.page_sizes, huge=False)
     if size > MAX_PREFIX_TOKENS:
         size = 16  # Slots are int32 here, and a prefix has to fill a page now and then.
@@ -327,7 +333,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
             TILE_SIZES[anything % len(TILE_SIZES)] + around,
         )[kind]
         wanted.append(min(max(0, prefix_len), row_end, MOST_PREFIX_TOKENS))
-    prefixes = within_budget(wanted, MAX_PREFIX_TOKENS)
+    prefixes = within_budget(only_some(choices, wanted), MAX_PREFIX_TOKENS)
     longest = max(prefixes, default=0)
     # Capacities that divide nothing: a chunk length at which the longest prefix ends in, at or
     # one past a chunk, and a rest that no request gets.

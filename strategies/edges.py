@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 T = TypeVar("T")
 
-NUM_BYTES = 48
+NUM_BYTES = 56
 
 INT32_MAX = 2**31 - 1
 
@@ -37,8 +37,9 @@ NUM_REQUESTS = (
     *(6, 7, 8, 8, 9, 0, 0, 16, 17, 33, MANY),
     *(65, 129),
 )
-# A kernel that looks at a whole batch does so for one more than a power of two, or it does not.
-MANY_REQUESTS = (*(257,) * 24, *(513,) * 4, *(1025,) * 3, 2049)
+# A kernel that looks at a whole batch does so for one more than a power of two, or it does not;
+# one that looks at what lies before a group of requests does so for a group more.
+MANY_REQUESTS = (*(257, 300) * 12, *(513,) * 4, *(1025,) * 3, 2049)
 PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
 HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
 MAX_PAGES = (
@@ -118,10 +119,36 @@ def sampler_of(strategy: st.SearchStrategy[T]) -> Callable[[Random], T | None] |
     return _samplers.get(strategy)
 
 
-def num_requests(choices: Choices) -> int:
-    """Return the size of a batch."""
+# Batches near a size of the target's come as often as they are cheap.
+LARGE_BATCH, LARGEST_BATCH = 2**11, 2**13
+
+
+def near_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return a menu of small multiples of sizes, the large ones once and the others twice."""
+    multiples = sorted({k * size for size in sizes for k in (1, 2, 4) if size > 1})
+    return [n for n in multiples if n <= LARGEST_BATCH for _ in range(2 if n <= LARGE_BATCH else 1)]
+
+
+def num_requests(choices: Choices, sizes: Sequence[int] = ()) -> int:
+    """Return the size of a batch, now and then one near some sizes."""
+    menu = near_sizes(sizes)
+    if menu and choices.one_in(4):
+        return choices.pick(menu) + choices.pick((1, 0, -1, 9, 70))
     number = choices.pick(NUM_REQUESTS)
     return choices.pick(MANY_REQUESTS) if number == MANY else number
+
+
+# A batch of more has, now and then, nothing for most of its requests.
+FEW_REQUESTS = 8
+
+
+def only_some(choices: Choices, wanted: Sequence[int]) -> list[int]:
+    """Return lengths of which, now and then, all are 0 but the last, or every tenth from there."""
+    num_requests = len(wanted)
+    if num_requests <= FEW_REQUESTS or not choices.one_in(6):
+        return list(wanted)
+    step = choices.pick((10, num_requests))
+    return [length if (num_requests - 1 - i) % step == 0 else 0 for i, length in enumerate(wanted)]
 
 
 def within_budget(wanted: Sequence[int], budget: int) -> list[int]:

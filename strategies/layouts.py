@@ -8,7 +8,7 @@ from typing import TypeVar
 from pagefault.case import Case, CaseError, Placement, with_row_stride
 from pagefault.family import Domain
 
-from .edges import Choices
+from .edges import AROUND, Choices
 
 C = TypeVar("C", bound=Case)
 
@@ -16,6 +16,9 @@ C = TypeVar("C", bound=Case)
 MOST_RESERVED_ELEMENTS = 5 * 2**29
 # On a GPU each place that is looked at takes a page of its own.
 MOST_RESERVED_ROWS = 8
+
+# An output may be longer than what a kernel handles at a time, with few tokens in it.
+SPARES = (0, 1, 5, 300, 0, 1, 5, 1100)
 
 OTHER_DTYPE = {"int32": "int64", "int64": "int32"}
 
@@ -68,7 +71,10 @@ def layout(
         if fancy and "offset" not in domain.without:
             offset = choices.pick((0, 0, 1, 2, 3))
         if fancy and name in outputs and "spare output" not in domain.without:
-            spare = choices.pick((0, 1, 5, 300))
+            spare = choices.pick(SPARES)
+            if domain.sizes and choices.one_in(8):
+                size = choices.pick((max(domain.sizes), choices.pick(domain.sizes)))
+                spare = size + choices.pick(AROUND)
         if fancy and name == table and "pitched table" not in domain.without:
             pitch = choices.pick((0, 1, 2, 14))
         placements.append((name, _placement(dtype, offset, pitch, spare)))
@@ -103,6 +109,11 @@ def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
     if row_stride * page_table.num_rows > MOST_RESERVED_ELEMENTS:
         return case
     at = case.placement(table)
+    fixed = domain.dtype_choices is not None or "int64 req_pool_indices" in domain.without
+    if "req_pool_indices" in case.PLAIN and not fixed and choices.one_in(2):
+        # An index of 32 bits wraps where it is multiplied with the distance of the rows.
+        narrow = dataclasses.replace(case.placement("req_pool_indices"), dtype="int32")
+        case = case.replace(layout=(*case.layout, ("req_pool_indices", narrow)))
     try:
         if how % 2 and "pitched table" not in domain.without:
             layout = with_row_stride(case, table, page_table.max_pages, row_stride)

@@ -27,6 +27,7 @@ from .edges import (
     Choices,
     made_from_choices,
     num_requests,
+    only_some,
     within_budget,
 )
 from .layouts import dtypes, layout, widened
@@ -132,7 +133,7 @@ def _make_pages(
     choices: Choices, domain: Domain, largest_begin: int
 ) -> tuple[list[int], list[int], list[list[int]], PageTable]:
     """Return rows, begins and page ids of a batch, and the table before it."""
-    batch_size = num_requests(choices)
+    batch_size = num_requests(choices, domain.sizes)
     shares_rows = choices.one_in(8)
     rows, num_rows = pool_indices(choices, batch_size, distinct=not shares_rows)
     max_pages = table_width(choices, num_rows)
@@ -152,10 +153,11 @@ def _make_pages(
             "tile": TILE_SIZES[anything % len(TILE_SIZES)] + around,
         }[num_kind]
         wanted.append(max(0, num_pages))
+    counts = within_budget(only_some(choices, wanted), MAX_PAGES_WRITTEN)
     begins, page_ids = [], []
     next_free: dict[int, int] = {}
     tag = table.rule(num_rows, 0)
-    for i, (row, num_pages) in enumerate(zip(rows, within_budget(wanted, MAX_PAGES_WRITTEN))):
+    for i, (row, num_pages) in enumerate(zip(rows, counts)):
         _, begin_kind, around, anything = kinds[i % 4]
         begin = {
             "zero": 0,
@@ -215,7 +217,7 @@ def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTab
     def make(choices: Choices) -> UpdateBlockTableCase:
         placements = layout(choices, plain, frozenset(), (), "req_to_page", domain)
         refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
-        off_by = choices.pick((1, 2, 1000))
+        off_by = choices.pick((1, 1, 1, 1, 2, 1000))
         rows, begins, page_ids, table = _make_pages(choices, domain, INT32_MAX)
         sizes = [len(ids) for ids in page_ids]
         if rows and refusal:

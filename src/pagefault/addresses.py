@@ -85,6 +85,7 @@ class Call:
             where others may be read too.
         order: One of ORDERS.
         missteps: The first of each kind, access, tensor and line.
+        launched: The kernels that were launched; an empty grid is no launch.
     """
 
     names: Mapping[tuple[int, tuple[int, ...]], str]
@@ -93,6 +94,7 @@ class Call:
     reads: Mapping[str, Cells] | None = None
     order: str = FORWARDS
     missteps: dict[tuple[str, str, str, str], Misstep] = field(default_factory=dict)
+    launched: dict[str, None] = field(default_factory=dict)
 
 
 class Extent:
@@ -252,6 +254,7 @@ class _Launch:
     def begin_program(self, program: tuple[int, int, int]) -> None:
         self.program = program
         self._programs.append(program)
+        self.call.launched[self.kernel] = None
 
     def admit(
         self, pointers: Addresses, mask: Mask, size_bytes: int, access: str

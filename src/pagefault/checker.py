@@ -280,7 +280,9 @@ class Checker:
         call = addresses.call_of(dict(zip(names, placed)), expected.rows, writes, reads, order)
         with self._watch.watching(call):
             outcome = self._call(family, arguments, placed, case)
-        return dataclasses.replace(outcome, missteps=tuple(call.missteps.values()))
+        return dataclasses.replace(
+            outcome, missteps=tuple(call.missteps.values()), launched=tuple(call.launched)
+        )
 
     def _call(
         self,

@@ -445,6 +445,13 @@ def mutate(
     listed: Annotated[
         bool, typer.Option("--listed", help="Try those alone that are listed as equivalent.")
     ] = False,
+    survived: Annotated[
+        Path | None,
+        typer.Option(
+            help="How many cases those have survived: read for the tables; with --listed, tried "
+            "until it is --cases, written after every round, and gone on from."
+        ),
+    ] = None,
     json_: Annotated[
         Path | None, typer.Option("--json", help="Write the score and a row per mutant here.")
     ] = None,
@@ -466,9 +473,14 @@ def mutate(
     loaded = load_target(target)
     names = _chosen_families(family, set(loaded.functions), loaded.skipped)
     from .mutation import command, reviewed, tables
+    from .mutation.survival import Survival, SurvivalError
 
     if equivalent is None and target == "ours" and EQUIVALENT_MUTANTS.is_file():
         equivalent = EQUIVALENT_MUTANTS
+    try:
+        survival = Survival(survived) if survived else None
+    except SurvivalError as error:
+        raise Usage(f"--survived {error}") from error
     try:
         known = reviewed.read_reviewed(equivalent) if equivalent else reviewed.Reviewed()
     except reviewed.ReviewedError as error:
@@ -476,7 +488,10 @@ def mutate(
     wanted = command.Wanted(
         target, names, cases, seed, num_workers, strict, known, function or (), listed, every
     )
-    made = command.mutate(wanted, loaded, _shown(Console()))
+    if listed and survival:
+        made = command.try_listed(wanted, loaded, _shown(Console()), survival)
+    else:
+        made = command.mutate(wanted, loaded, _shown(Console()))
     for line in tables.lines_of(made):
         print(line)
     if json_ is not None:
@@ -484,12 +499,13 @@ def mutate(
     if markdown is not None:
         about = ", ".join(f"{name} {version}" for name, version in versions().items())
         line = f"pagefault mutate --target {target}" + " --strict" * strict
-        markdown.write_text(tables.markdown_of(made, line, about))
+        markdown.write_text(tables.markdown_of(made, line, about, survival))
     if made.errors():
         raise typer.Exit(FOUND_SOMETHING)
     if made.interrupted:
         raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(VOID_RUN if made.faults or not made.outcomes else FOUND_NOTHING)
+    is_done = bool(made.outcomes or (listed and survival))
+    raise typer.Exit(FOUND_NOTHING if is_done and not made.faults else VOID_RUN)
 
 
 def _shown(console: Console) -> Callable[[str, int, int], None]:

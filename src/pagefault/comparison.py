@@ -30,12 +30,14 @@ class Outcome:
         raised: The exception, if it raised.
         warnings: The warnings that it logged.
         missteps: Accesses that the address oracle did not allow.
+        launched: The kernels that it launched, where the address oracle has seen them.
     """
 
     returned: Mapping[str, Any]
     raised: BaseException | None
     warnings: tuple[str, ...]
     missteps: tuple[Misstep, ...] = ()
+    launched: tuple[str, ...] = ()
 
     def fetched(self) -> dict[str, Any]:
         """Return what was returned with every tensor on the host, once the device is done."""
@@ -113,6 +115,7 @@ class Comparison:
         if not raised:
             self._compare_returned(outcomes[0].returned, fetched)
             self._compare_warnings(outcomes[0].warnings)
+            self._compare_launches(outcomes[0].launched)
         return Verdict(self._family.name, sorted_findings(self._findings), tuple(self._summary))
 
     def _report_missteps(self, outcomes: Sequence[Outcome]) -> None:
@@ -132,6 +135,11 @@ class Comparison:
             headline = f"{misstep.access} of {misstep.place}, {what}"
             where = f"{misstep.source}, in {misstep.kernel}, program {misstep.program}"
             self._add_once(Finding(kind, role, headline, (where, misstep.detail)))
+
+    def _compare_launches(self, launched: Sequence[str]) -> None:
+        if launched and not self._expected.may_launch:
+            headline = f"{self._family.name} launched {launched[0]}, but has nothing to write"
+            self._findings.append(Finding("launch", launched[0], headline))
 
     def _add_once(self, finding: Finding) -> None:
         """Add a finding, unless one of its kind and role is there."""

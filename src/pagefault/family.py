@@ -64,12 +64,15 @@ class Domain:
             page size as a compile-time constant, so a campaign on a GPU draws from few at a time.
         dtype_choices: The numbers to draw dtype pairings from, or None for any; for the same
             reason.
+        sizes: Numbers near which the target may change what it does, such as those in its source;
+            batches and outputs are drawn near them as well.
     """
 
     dialect: Dialect = Dialect()
     without: frozenset[str] = frozenset()
     page_sizes: tuple[int, ...] | None = None
     dtype_choices: tuple[int, ...] | None = None
+    sizes: tuple[int, ...] = ()
 
     def excluding(self, *edges: str) -> Domain:
         """Return the domain without the cases that have one of some more edges."""
@@ -146,6 +149,7 @@ class Expected:
             contract says nothing of warnings.
         raises: The exception that it raises, before anything is written.
         rows: Per table the rows that belong to requests of the call; no other may be read.
+        may_launch: Whether it may launch anything; seen in the interpreter.
     """
 
     writes: Mapping[str, Writes] = field(default_factory=dict)
@@ -153,6 +157,7 @@ class Expected:
     warnings: Sequence[Sequence[str]] | None = None
     raises: type[Exception] | None = None
     rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    may_launch: bool = True
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ KINDS = {
     "unwritten": "a cell that should have been written and was not",
     "value": "a wrong value",
     "log": "a warning that is missing, wrong or too many",
+    "launch": "a launch with nothing to write, where the contract rules that out",
     "needless": "a read of a cell that the result does not need",
 }
 

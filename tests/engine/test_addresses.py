@@ -1,4 +1,4 @@
-"""The address oracle: the order of programs, and reads that the result does not need."""
+"""The address oracle: the order of programs, and reads and launches that nothing needs."""
 
 import textwrap
 from math import prod
@@ -11,6 +11,7 @@ from pagefault.checker import Checker
 from pagefault.conformance import session
 from pagefault.family import families, family_named
 from pagefault.strategies.out_cache_loc import OutCacheLocCase
+from pagefault.strategies.req_to_page import UpdateReqToPageCase
 from pagefault.stream import draw_cases
 from pagefault.target import load_target
 
@@ -107,3 +108,37 @@ def test_ours_read_nothing_that_they_do_not_need(name):
         lambda case: verdicts.append(checker.check(family, case).text()),
     )
     assert set(verdicts) == {f"{name}: passed"}
+
+
+NO_PAGES = UpdateReqToPageCase((0,), (0,), ((),), PageTable(1, 1))
+A_PAGE = UpdateReqToPageCase((0,), (0,), ((5,),), PageTable(1, 1))
+
+
+def test_a_launch_with_nothing_to_write_is_reported(tmp_path):
+    path = tmp_path / "target.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import triton
+            import triton.language as tl
+
+
+            @triton.jit
+            def one_page_kernel(table, page_ids, num_ids):
+                page_id = tl.load(page_ids, mask=num_ids > 0, other=0)
+                tl.store(table, page_id, mask=num_ids > 0)
+
+
+            def update_req_to_page(table, rows, page_ids, counts, starts):
+                one_page_kernel[(1,)](table, page_ids, len(page_ids))
+            """
+        )
+    )
+    checker = Checker(load_target(str(path)), "cpu")
+    family = family_named("update_req_to_page")
+    assert checker.check_thoroughly(family, A_PAGE).passed
+    (finding,) = checker.check_thoroughly(family, NO_PAGES).findings
+    assert finding.kind == "launch"
+    assert finding.headline == (
+        "update_req_to_page launched one_page_kernel, but has nothing to write"
+    )

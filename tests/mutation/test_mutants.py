@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagefault.mutation.checks import CHECKS, checks_of
-from pagefault.mutation.mutants import modules_of, mutants_of
+from pagefault.mutation.mutants import modules_of, mutants_of, sizes_in
 from pagefault.mutation.reviewed import read_reviewed
 from pagefault.target import load_target
 from pagefault.verdict import KINDS, Finding
@@ -50,6 +50,12 @@ def test_a_shared_function_belongs_to_every_launcher_that_reaches_it(mutants):
     assert families["compute_out_cache_loc_kernel"] == {"compute_out_cache_loc"}
 
 
+def test_swaps_of_what_a_device_function_hands_on_are_made_in_the_kernel(mutants):
+    swaps = {(m.function, m.before) for m in mutants if m.operator == "arguments swapped"}
+    assert ("update_req_to_page_kernel", "batch_size, num_page_ids,") in swaps
+    assert ("write_page_ids", "batch_size, num_page_ids,") not in swaps
+
+
 def test_a_mutant_is_python_and_differs_in_its_own_lines_alone(modules, mutants):
     for mutant in mutants[::PARSED_ONE_IN]:
         source = modules[mutant.module].source
@@ -61,6 +67,13 @@ def test_a_mutant_is_python_and_differs_in_its_own_lines_alone(modules, mutants)
         different = {i for i, (a, b) in enumerate(zip(old, new), 1) if a != b}
         assert different
         assert different <= set(range(mutant.line, last + 1)), mutant.diff()
+
+
+def test_the_sizes_of_a_target_are_the_numbers_in_its_source(modules):
+    launches = {name: m for name, m in modules.items() if name.endswith("launches")}
+    assert set(sizes_in(launches)) >= {8, 32, 256, 1024, 2048, 2**18}
+    assert set(sizes_in(launches)) <= set(sizes_in(modules))
+    assert max(sizes_in(modules)) < 2**31
 
 
 def test_refusals_are_left_out(mutants):

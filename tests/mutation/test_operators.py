@@ -28,6 +28,7 @@ LINES = {
     "loop dropped": ("while a: f()", {"while False: f()"}),
     "cast dropped": ("x = (a + b).to(tl.int64)", {"x = (a + b)"}),
     "cast narrowed": ("x = a.to(tl.int64)", {"x = a.to(tl.int32)"}),
+    "other changed": ("x = f(a, other=-1)", {"x = f(a, other=0)"}),
     "mask dropped": ("f(a, mask=b, other=0)", {"f(a, mask=True, other=0)"}),
     "sign dropped": ("x = -(-a // b)", {"x = (-a // b)", "x = -(a // b)"}),
     "statement dropped": ("tl.store(a, b)", {"pass"}),
@@ -66,6 +67,49 @@ def test_what_says_nothing_of_the_result_is_left_alone(line):
 
 def test_what_only_tunes_a_launch_is_left_alone():
     assert changed("k[g](a, num_warps=4)") == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("line", "operator"),
+    [
+        ("x = tl.cumsum(a, 0)", "constant"),
+        ("x = (a + b).to(tl.int32)", "cast dropped"),
+        ("tl.store(p_ptr, a.to(tl.int64))", "cast dropped"),
+        ("x = a.to(tl.int64)", "cast dropped"),
+        ("x = a.to(p_ptr.dtype.element_ty)", "cast dropped"),
+    ],
+)
+def test_what_changes_no_value_in_a_kernel_is_left_alone(line, operator):
+    source = Source(f"@triton.jit\ndef f(a):\n    {line}\n")
+    assert operator not in {edit.operator for edit in edits_of(source, source.tree.body[0])}
+    assert changed(line, operator) != set()
+
+
+@pytest.mark.parametrize(
+    ("line", "constants"),
+    [
+        ("x = a >= 0", {"x = a >= -1"}),
+        ("x = a < 3", {"x = a < 2"}),
+        ("x = a <= 3", {"x = a <= 4"}),
+        ("x = a > 0", {"x = a > 1"}),
+        ("x = a - 1", {"x = a - 2"}),
+        ("x = a == 0", {"x = a == 1", "x = a == -1"}),
+    ],
+)
+def test_a_constant_does_not_become_what_another_change_makes_of_it(line, constants):
+    assert changed(line, "constant") == constants
+    assert len(changed(line)) > len(constants)
+
+
+def test_arguments_that_are_handed_on_are_swapped_where_they_come_from():
+    source = Source("def f(a, b, c):\n    g(a, b, c, c + 1)\n")
+    (function,) = source.tree.body
+    swaps = [
+        source.edited(edit).splitlines()[1].strip()
+        for edit in edits_of(source, function, frozenset("abc"))
+        if edit.operator == "arguments swapped"
+    ]
+    assert swaps == ["g(a, b, c + 1, c)"]
 
 
 def test_lines_keep_their_numbers():

@@ -229,3 +229,46 @@ def test_a_stream_ends_when_its_taker_says_so():
 def test_nothing_is_drawn_of_a_strategy_that_accepts_nothing():
     strategy = only_where(made_from_choices(lambda choices: choices.below(8)), lambda number: False)
     draw_cases(strategy, 10, 1, lambda number: pytest.fail("drawn"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_batches_are_drawn_near_the_sizes_of_a_target(name):
+    drawn = set()
+    domain = Domain(sizes=(700,))
+    draw_cases(
+        family_named(name).strategy(domain), 1000, 1, lambda case: drawn.add(case.num_requests)
+    )
+    assert {699, 700, 701, 1401, 2801} <= drawn
+    assert not {699, 700, 701, 1401, 2801} & set(streams(name)[0].batch_sizes)
+
+
+@pytest.mark.parametrize("name", ["compute_out_cache_loc", "fused_decode_input_prep"])
+def test_outputs_are_drawn_longer_by_the_sizes_of_a_target(name):
+    spares = set()
+    draw_cases(
+        family_named(name).strategy(Domain(sizes=(2**18,))),
+        1000,
+        1,
+        lambda case: spares.add(case.placement("out_cache_loc").spare),
+    )
+    assert {2**18 - 1, 2**18, 2**18 + 1} <= spares
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("compute_out_cache_loc", "input_lengths"),
+        ("create_chunked_cache_kv_indices_paged", "chunk_seq_lens"),
+        ("update_req_to_page", "new_occupied_pages"),
+        ("get_chunks_paged", "prefix_lens"),
+    ],
+)
+def test_a_large_batch_may_have_something_for_its_last_request_alone(name, field):
+    found = []
+
+    def use(case):
+        lengths = [bool(length) for length in getattr(case, field)]
+        found.append(len(lengths) > 256 and not any(lengths[:-1]) and lengths[-1])
+
+    draw_cases(family_named(name).strategy(Domain()), CASES_PER_SEED, 1, use)
+    assert any(found)

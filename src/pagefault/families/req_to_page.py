@@ -132,7 +132,9 @@ def _written(case: PagesCase) -> dict[int, int]:
 
 def _expect_update(case: UpdateReqToPageCase, dialect: Dialect) -> Expected:
     return Expected(
-        {"req_to_page": _written(case)}, rows={"req_to_page": frozenset(case.req_pool_indices)}
+        {"req_to_page": _written(case)},
+        rows={"req_to_page": frozenset(case.req_pool_indices)},
+        may_launch=any(case.new_occupied_pages),
     )
 
 
@@ -142,10 +144,12 @@ def _expect_block_table(case: UpdateBlockTableCase, dialect: Dialect) -> Expecte
     max_pages = case.req_to_page.max_pages
     clamped = oracle.clamped_requests(max_pages, _request_ids(case), case.sizes, case.begins)
     warnings = [[str(word) for word in request] for request in clamped]
+    written = _written(case)
     return Expected(
-        {"req_to_page": _written(case)},
+        {"req_to_page": written},
         warnings=warnings,
         rows={"req_to_page": frozenset(case.req_pool_indices)},
+        may_launch=bool(written),
     )
 
 

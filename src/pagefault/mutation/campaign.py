@@ -121,7 +121,7 @@ class Run:
     Args:
         setting: What they share.
         decks: The calls, by family.
-        num_cases: Calls that a mutant is tried on at most.
+        num_cases: Returns on how many calls a mutant is tried at most.
         num_workers: Processes at a time.
         progress: Takes what is under way, and how many of how many are done.
         interrupts: Say when to end the run early.
@@ -134,7 +134,7 @@ class Run:
         self,
         setting: Setting,
         decks: Mapping[str, Deck],
-        num_cases: int,
+        num_cases: Callable[[Mutant], int],
         num_workers: int,
         progress: Callable[[str, int, int], None],
         interrupts: Interrupts,
@@ -147,7 +147,7 @@ class Run:
         self._num_workers = num_workers
         self._progress = progress
         self._num_mutants = 0
-        self._dealt: dict[tuple[str, ...], Sequence[tuple[Item, Cost]]] = {}
+        self._dealt: dict[tuple[object, ...], Sequence[tuple[Item, Cost]]] = {}
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[int, _Child]] = {}
 
@@ -172,7 +172,7 @@ class Run:
             gc.unfreeze()
 
     def _start(self, number: int, mutant: Mutant) -> None:
-        items = self._calls(mutant.families)
+        items = self._calls(mutant)
         path = write_mutant(self._setting, number, mutant)
         reader, writer = os.pipe()
         parent = os.getpid()
@@ -187,10 +187,11 @@ class Run:
         self._children[reader] = number, _Child(mutant, items, pid, now)
         self._selector.register(reader, selectors.EVENT_READ)
 
-    def _calls(self, families: tuple[str, ...]) -> Sequence[tuple[Item, Cost]]:
-        if families not in self._dealt:
-            self._dealt[families] = deal(self._decks, families, self._num_cases)
-        return self._dealt[families]
+    def _calls(self, mutant: Mutant) -> Sequence[tuple[Item, Cost]]:
+        key = mutant.families, mutant.part, self._num_cases(mutant)
+        if key not in self._dealt:
+            self._dealt[key] = deal(self._decks, *key)
+        return self._dealt[key]
 
     def _listen(self) -> None:
         for key, _ in self._selector.select(POLL_SECONDS):

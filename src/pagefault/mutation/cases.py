@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import resource
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from .. import reached
 from ..case import MOST_FILLED_ELEMENTS, Case, CaseError
 from ..checker import WIDE_TABLE, Checker
-from ..family import Family
+from ..family import Family, Tensor
 from ..garbage import EDGE, Garbage, check_garbage, is_refused
 from ..stream import derived_seed, draw_cases
 from ..target import Target
 from ..verdict import Verdict
+from .probes import Part, take_reached
 
 # Of so many calls one has garbage in its device tensors, where a function promises anything of it.
-GARBAGE_ONE_IN = 4
+GARBAGE_ONE_IN = 2
 
-# What ends a call that goes on and on; the limit of a mutant is that of the original many times.
-LEAST_SECONDS = 2.0
-TIMES_ORIGINAL = 25
+# So many calls have each feature, where there are so many, before any is taken for being cheap.
+ROUNDS = 2
+
+# What ends a call that goes on and on; the limit of a mutant is that of the original many times:
+# one that is only slow, because it launches a program for each request, is not found.
+LEAST_SECONDS = 3.0
+TIMES_ORIGINAL = 100
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class Item:
     def edges(self) -> frozenset[str]:
         """The edges that it has."""
         edges = self.family.edges(self.case)
-        return edges | {EDGE} if isinstance(self.call, Garbage) else edges
+        if not isinstance(self.call, Garbage):
+            return edges
+        return edges | {EDGE} | _kinds_of_garbage(self.family, self.call)
 
     def check(self, checker: Checker) -> Verdict:
         """Return what is wrong with the target's answer."""
@@ -73,11 +81,13 @@ class Cost:
         accesses: Loads and stores, by which calls are put in order.
         seconds: Time of a core.
         fault: What was wrong with the original's answer; "" if nothing.
+        reached: How often it reached each part of the target that it did reach.
     """
 
     accesses: int
     seconds: float
     fault: str = ""
+    reached: Mapping[Part, int] = field(default_factory=dict)
 
     @property
     def limit_seconds(self) -> float:
@@ -85,7 +95,33 @@ class Cost:
         return max(LEAST_SECONDS, TIMES_ORIGINAL * self.seconds)
 
 
-def draw_items(target: Target, checker: Checker, family: Family, num: int, seed: int) -> list[Item]:
+def _kinds_of_garbage(family: Family, garbage: Garbage) -> set[str]:
+    """Return which tensors hold what, as far as a kernel may treat it in a way of its own."""
+    sizes = {
+        size
+        for argument in family.arguments(garbage.case)
+        if isinstance(argument, Tensor)
+        for size in argument.shape
+    }
+    kinds = set()
+    for name, _, value in garbage.spoilt:
+        kind = "negative" if value < 0 else "past 32 bits" if value >= 2**31 else "another"
+        if value in (-1, 0):
+            kind = str(value)
+        elif value in sizes:
+            kind = "size"
+        kinds.add(f"{name} {kind}")
+    return kinds
+
+
+def draw_items(
+    target: Target,
+    checker: Checker,
+    family: Family,
+    num: int,
+    seed: int,
+    sizes: tuple[int, ...] = (),
+) -> list[Item]:
     """Return different calls of a function, always the same for the same seed.
 
     Args:
@@ -94,12 +130,13 @@ def draw_items(target: Target, checker: Checker, family: Family, num: int, seed:
         family: The function's family.
         num: How many.
         seed: Of the run.
+        sizes: As `Domain` has them.
     """
     from ..strategies.any_bytes import garbage_of
 
     has_garbage = EDGE not in target.terms_of(family.name).without
     num_garbage = num // GARBAGE_ONE_IN if has_garbage else 0
-    domain = checker.domain(family)
+    domain = replace(checker.domain(family), sizes=sizes)
     narrow = domain.excluding(WIDE_TABLE)
     legal = _drawn(family.strategy(domain), num - num_garbage, derived_seed(seed, family.name))
     spoilt = _drawn(
@@ -126,15 +163,17 @@ def _mixed(many: Sequence[Any], few: Sequence[Any], at_a_time: int) -> Iterator[
 
 
 def cost_of(item: Item, checker: Checker) -> Cost:
-    """Return what a call takes on the original, and what is wrong with its answer."""
+    """Return what a call takes on the original, with probes, and what is wrong with its answer."""
     reached.take()
+    take_reached()
     started = time.process_time()
     try:
         verdict = item.check(checker)
         fault = "" if verdict.passed else verdict.findings[0].headline
     except CaseError as error:
         fault = str(error)
-    return Cost(reached.take()[reached.ACCESSES], time.process_time() - started, fault)
+    seconds = time.process_time() - started
+    return Cost(reached.take()[reached.ACCESSES], seconds, fault, take_reached())
 
 
 @dataclass(frozen=True)
@@ -143,6 +182,19 @@ class Deck:
 
     items: Sequence[Item]
     costs: Sequence[Cost]
+
+    @cached_property
+    def features(self) -> list[frozenset[str]]:
+        """What tells each call from others: its edges, and how often it reaches each part."""
+        return [
+            item.edges
+            | {f"{item.case.num_requests.bit_length()} bits of requests"}
+            | {
+                f"{module}:{start} {min(count.bit_length(), 3)}"
+                for (module, start), count in cost.reached.items()
+            }
+            for item, cost in zip(self.items, self.costs)
+        ]
 
     @property
     def num_usable(self) -> int:
@@ -160,41 +212,59 @@ class Deck:
             f"which are left out: {faults[0][1]}"
         ]
 
-    def best_first(self, num: int) -> list[tuple[Item, Cost]]:
-        """Return the first so many calls that the original answers well, reordered.
-
-        First those that have most edges that none before them has, for what they cost; then the
-        others, cheap ones first.
-        """
-        usable = [(i, c) for i, c in zip(self.items, self.costs) if not c.fault][:num]
-        edges = [item.edges for item, _ in usable]
-        left = set(range(len(usable)))
-        covered: set[str] = set()
-        order: list[int] = []
-        while left:
-            gains = {k: len(edges[k] - covered) / (3 + usable[k][1].accesses) for k in left}
-            best = max(sorted(left), key=gains.__getitem__)
-            if not gains[best]:
-                break
-            left.remove(best)
-            covered |= edges[best]
-            order.append(best)
-        order += sorted(left, key=lambda k: usable[k][1].accesses)
-        return [usable[k] for k in order]
+    def usable(self, part: Part | None) -> list[tuple[Item, Cost, frozenset[str]]]:
+        """Return the calls that the original answers well and that reach a part, or any."""
+        return [
+            call
+            for call in zip(self.items, self.costs, self.features)
+            if not call[1].fault and (part is None or part in call[1].reached)
+        ]
 
 
-def deal(decks: Mapping[str, Deck], families: Sequence[str], num: int) -> list[tuple[Item, Cost]]:
-    """Return the calls to try a mutant on, of its families in turn.
+def deal(
+    decks: Mapping[str, Deck], families: Sequence[str], part: Part | None, num: int
+) -> list[tuple[Item, Cost]]:
+    """Return the calls to try a mutant on.
+
+    First those that have most features that none before them has, for what they cost, until every
+    feature is there a few times; then others of its families in turn, cheap ones first.
 
     Args:
         decks: By family.
         families: Those of the mutant.
+        part: What a call has to reach, or None.
         num: How many, of all families together.
     """
-    share = -(-num // len(families))
-    piles = [decks[name].best_first(share) for name in families]
-    turns = itertools.zip_longest(*piles)
-    return [entry for turn in turns for entry in turn if entry is not None][:num]
+    turns = itertools.zip_longest(*(decks[name].usable(part) for name in families))
+    calls = [call for turn in turns for call in turn if call is not None]
+    costs = [3 + cost.accesses for _, cost, _ in calls]
+    left = {k: features for k, (_, _, features) in enumerate(calls)}
+    first: list[int] = []
+    for _ in range(ROUNDS):
+        order = _cover(left, costs)
+        first += order
+        for k in order:
+            del left[k]
+    others = sorted(left)[: max(0, num - len(first))]
+    others.sort(key=costs.__getitem__)
+    return [calls[k][:2] for k in (*first, *others)][:num]
+
+
+def _cover(sets: Mapping[int, frozenset[str]], costs: Sequence[int]) -> list[int]:
+    """Return which sets have all elements between them, those with most new ones a cost first."""
+    covered: set[str] = set()
+    order: list[int] = []
+    waiting = [(-len(elements) / costs[k], k) for k, elements in sets.items()]
+    heapq.heapify(waiting)
+    while waiting:
+        _, k = heapq.heappop(waiting)
+        gain = len(sets[k] - covered) / costs[k]
+        if gain and waiting and -gain > waiting[0][0]:
+            heapq.heappush(waiting, (-gain, k))  # It was worth more than it is by now.
+        elif gain:
+            order.append(k)
+            covered |= sets[k]
+    return order
 
 
 class Limits:

@@ -9,22 +9,34 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..checker import Checker
 from ..family import family_named
 from ..lifetime import die_with_parent
+from ..stream import derived_seed
 from ..target import Target
-from .campaign import POLL_SECONDS, Outcome, Run
+from .campaign import POLL_SECONDS, SURVIVED, Outcome, Run
 from .cases import Cost, Deck, Item, cost_of, draw_items
 from .interrupts import Interrupts
-from .mutants import Mutant, modules_of, mutants_of
+from .mutants import Key, Mutant, modules_of, mutants_of, sizes_in
 from .reviewed import Reviewed
+from .survival import Survival
 from .tables import Report
-from .trial import Setting
+from .trial import Setting, load_probed
 
 Progress = Callable[[str, int, int], None]
+
+# Of so many times the calls that a mutant is tried on, those are taken that can tell it.
+DRAWN_FOR_EACH = 2
+
+# A listed mutant is tried on so many calls where others are tried too: it has survived far more.
+LISTED_CASES = 30
+
+# Cases of each function in a round of `try_listed`, which ends early only between two rounds.
+ROUND_CASES = 500
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,9 @@ class Wanted:
         strict: As `Checker` takes it.
         reviewed: What people have said.
         functions: Whose mutants to try; of all if empty.
+        only_listed: Whether to try those that are listed as equivalent, and no others, on every
+            case that is drawn.
         every: Of so many mutants one is tried.
-        only_listed: Whether to try those that are listed as equivalent, and no others.
     """
 
     target: str
@@ -54,6 +67,11 @@ class Wanted:
     functions: Sequence[str] = ()
     only_listed: bool = False
     every: int = 1
+
+    @cached_property
+    def listed(self) -> frozenset[Key]:
+        """The keys of the mutants that are listed as equivalent."""
+        return frozenset(entry.key for entry in self.reviewed.equivalent)
 
 
 def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
@@ -72,15 +90,23 @@ def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
     mutants = _chosen(wanted, every)
     checker = Checker(target, "cpu", strict=wanted.strict)
     outcomes: dict[int, Outcome] = {}
-    with Interrupts() as interrupts:
-        decks = _decks(wanted, target, checker, mutants, progress, interrupts)
+    with (
+        Interrupts() as interrupts,
+        tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder,
+    ):
+        setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
+        decks = _decks(wanted, setting, target, checker, mutants, progress, interrupts)
         if decks and all(deck.num_usable for deck in decks.values()):
-            with tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder:
-                setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
-                run = Run(
-                    setting, decks, wanted.num_cases, wanted.num_workers, progress, interrupts
-                )
-                run.run(mutants)
+            listed = wanted.listed
+
+            def num_cases(mutant: Mutant) -> int:
+                if wanted.only_listed:
+                    return wanted.num_cases * len(mutant.families)
+                few = min(LISTED_CASES, wanted.num_cases)
+                return few if mutant.key in listed else wanted.num_cases
+
+            run = Run(setting, decks, num_cases, wanted.num_workers, progress, interrupts)
+            run.run(mutants)
             outcomes = run.outcomes
     return Report(
         wanted.target,
@@ -96,19 +122,60 @@ def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
     )
 
 
+def try_listed(wanted: Wanted, target: Target, progress: Progress, survival: Survival) -> Report:
+    """Return what became of the listed mutants that have not survived all cases yet.
+
+    In rounds, after each of which the survival is written; who ends the run goes on from there.
+
+    Args:
+        wanted: What is asked for; `num_cases` are those of its families that each is to survive.
+        target: The target, loaded.
+        progress: Takes what is under way, and how many of how many are done.
+        survival: What they have survived so far.
+    """
+    last: dict[Key, Outcome] = {}
+    while True:
+        left = [
+            entry
+            for entry in wanted.reviewed.equivalent
+            if survival.cases(entry.key) < wanted.num_cases
+            and (entry.key not in last or last[entry.key].status == SURVIVED)
+        ]
+        number = min((survival.rounds(entry.key) for entry in left), default=0)
+        in_round = [entry for entry in left if survival.rounds(entry.key) == number]
+        report = mutate(
+            replace(
+                wanted,
+                num_cases=ROUND_CASES,
+                seed=derived_seed(wanted.seed, "listed", number),
+                only_listed=True,
+                reviewed=replace(wanted.reviewed, equivalent=tuple(in_round)),
+            ),
+            target,
+            progress,
+        )
+        for outcome in report.outcomes:
+            last[outcome.mutant.key] = outcome
+            if outcome.status == SURVIVED:
+                survival.add(outcome.mutant.key, ROUND_CASES * len(outcome.mutant.families))
+        survival.write()
+        if not report.outcomes or report.interrupted:
+            return replace(report, outcomes=list(last.values()), reviewed=wanted.reviewed)
+
+
 def _chosen(wanted: Wanted, mutants: Sequence[Mutant]) -> list[Mutant]:
-    listed = {entry.key for entry in wanted.reviewed.equivalent}
     chosen = [
         mutant
         for mutant in mutants
         if (not wanted.functions or mutant.function in wanted.functions)
-        and (not wanted.only_listed or mutant.key in listed)
+        and (not wanted.only_listed or mutant.key in wanted.listed)
     ]
     return chosen[:: wanted.every]
 
 
 def _decks(
     wanted: Wanted,
+    setting: Setting,
     target: Target,
     checker: Checker,
     mutants: Sequence[Mutant],
@@ -119,17 +186,15 @@ def _decks(
 
     None, if somebody ended the run.
     """
-    nums: dict[str, int] = {}
-    for mutant in mutants:
-        share = -(-wanted.num_cases // len(mutant.families))
-        for name in mutant.families:
-            nums[name] = max(nums.get(name, 0), share)
+    names = sorted({name for mutant in mutants for name in mutant.families})
+    num = wanted.num_cases * (1 if wanted.only_listed else DRAWN_FOR_EACH)
+    sizes = sizes_in(setting.modules)
     items = {
-        name: draw_items(target, checker, family_named(name), num, wanted.seed)
-        for name, num in sorted(nums.items())
+        name: draw_items(target, checker, family_named(name), num, wanted.seed, sizes)
+        for name in names
     }
     flat = [item for name in items for item in items[name]]
-    checked = _costs(flat, checker, wanted.num_workers, progress, interrupts)
+    checked = _costs(flat, setting, wanted.num_workers, progress, interrupts)
     if len(checked) < len(flat):
         return {}
     costs = iter(checked)
@@ -137,21 +202,22 @@ def _decks(
 
 
 # What a forked process of `_costs` works on.
-_shared: tuple[Sequence[Item], Checker] | None = None
+_items: Sequence[Item] = ()
+_checker: Checker | None = None
 
 
 def _costs(
     items: Sequence[Item],
-    checker: Checker,
+    setting: Setting,
     num_workers: int,
     progress: Progress,
     interrupts: Interrupts,
 ) -> list[Cost]:
     """Return what the calls take, or the first of them if somebody ended the run."""
-    global _shared
-    _shared = items, checker
+    global _items
+    _items = items
     costs: list[Cost] = []
-    pool = multiprocessing.get_context("fork").Pool(num_workers, _leave_interrupts)
+    pool = multiprocessing.get_context("fork").Pool(num_workers, _start_worker, (setting,))
     try:
         results = pool.imap(_cost, range(len(items)))
         while len(costs) < len(items) and not interrupts.asked:
@@ -164,16 +230,17 @@ def _costs(
     return costs
 
 
-def _leave_interrupts() -> None:
-    """Leave it to the parent to end this process."""
+def _start_worker(setting: Setting) -> None:
+    """Load the original with probes; leave it to the parent to end this process."""
+    global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(os.getppid())
+    _checker = Checker(load_probed(setting), "cpu", strict=setting.strict)
 
 
 def _cost(number: int) -> Cost:
-    assert _shared is not None
-    items, checker = _shared
-    return cost_of(items[number], checker)
+    assert _checker is not None
+    return cost_of(_items[number], _checker)
 
 
 class Pace:

@@ -15,8 +15,12 @@ from pathlib import Path
 from types import ModuleType
 
 from ..target import Target
-from .operators import Edit, Source, edits_of
+from .operators import Edit, Source, edits_of, is_jit
+from .probes import Part, Probes
 from .reviewed import LeftOut
+
+# A mutant's file, function, operator, and line before and after.
+Key = tuple[str, str, str, str, str]
 
 # A function by its module's name and its own, with its class's in front.
 Place = tuple[str, str]
@@ -36,6 +40,7 @@ class Mutant:
         after: The same with the change.
         edit: The edit.
         families: The names of the families whose launcher reaches the function.
+        part: The part of its module that a call has to reach to tell; None if any call may.
     """
 
     module: str
@@ -47,9 +52,10 @@ class Mutant:
     after: str
     edit: Edit
     families: tuple[str, ...]
+    part: Part | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
+    def key(self) -> Key:
         """What tells it from others, whatever the numbers of the lines."""
         return self.file, self.function, self.operator, self.before, self.after
 
@@ -70,6 +76,7 @@ class Module:
         self.name = module.__name__
         self.path = Path(module.__file__)
         self.source = Source(self.path.read_text())
+        self.probes = Probes(self.name, self.source)
         self._package = module.__package__ or ""
 
     @cached_property
@@ -128,6 +135,23 @@ def modules_of(target: Target) -> dict[str, Module]:
     return dict(sorted(found.items()))
 
 
+# What is compared with a smaller number is seldom a size; what passes this is no number of lanes.
+LEAST_SIZE, LARGEST_SIZE = 8, 2**20
+
+
+def sizes_in(modules: Mapping[str, Module]) -> tuple[int, ...]:
+    """Return the numbers in the source of modules that may be the size of something."""
+    found = set()
+    for module in modules.values():
+        for node in ast.walk(module.source.tree):
+            match node:
+                case ast.Constant(value=int(value)):
+                    found.add(value)
+                case ast.BinOp(ast.Constant(int(base)), ast.Pow(), ast.Constant(int(power))):
+                    found.add(base**power)
+    return tuple(sorted(size for size in found if LEAST_SIZE <= size <= LARGEST_SIZE))
+
+
 def reached_from(modules: Mapping[str, Module], start: Place) -> set[Place]:
     """Return the functions that a function may call, itself included, by the names that it uses."""
     methods: dict[str, list[Place]] = defaultdict(list)
@@ -182,13 +206,30 @@ def mutants_of(
         function = inspect.unwrap(target.functions[family])
         for place in reached_from(modules, (function.__module__, function.__qualname__)):
             families_of[place].append(family)
+    device_functions = _called_by_kernels(modules)
     mutants: list[Mutant] = []
     for module in modules.values():
         for name, node in module.functions.items():
             if (module.name, name) in families_of:
                 reach = tuple(families_of[module.name, name])
-                mutants += _mutants_of_function(module, name, node, reach, left_out)
+                is_device = (module.name, name) in device_functions
+                handed_on = frozenset(a.arg for a in node.args.args if is_device)
+                mutants += _mutants_of_function(module, name, node, reach, left_out, handed_on)
     return mutants
+
+
+def _called_by_kernels(modules: Mapping[str, Module]) -> set[Place]:
+    """Return the functions that Triton compiles into others."""
+    found: set[Place] = set()
+    for module in modules.values():
+        for name, node in module.functions.items():
+            if is_jit(node):
+                found |= set(_named_by(modules, {}, (module.name, name)))
+    return {
+        (module, name)
+        for module, name in found
+        if name in modules[module].functions and is_jit(modules[module].functions[name])
+    }
 
 
 def _mutants_of_function(
@@ -197,6 +238,7 @@ def _mutants_of_function(
     node: ast.FunctionDef,
     families: tuple[str, ...],
     left_out: Sequence[LeftOut],
+    handed_on: frozenset[str],
 ) -> Iterator[Mutant]:
     source = module.source
     kept = [rule for rule in left_out if rule.names(module.path.name, name)]
@@ -207,7 +249,7 @@ def _mutants_of_function(
         for rule in kept
         if fnmatchcase(" ".join(source.of(statement).split()), rule.statement)
     ]
-    for edit in edits_of(source, node):
+    for edit in edits_of(source, node, handed_on):
         if any(start <= edit.start and edit.end <= end for start, end in skipped):
             continue
         yield Mutant(
@@ -219,4 +261,5 @@ def _mutants_of_function(
             *source.lines_at(edit),
             edit,
             families,
+            module.probes.part_of(edit.start),
         )

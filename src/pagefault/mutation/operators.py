@@ -2,7 +2,19 @@
 
 A change is an edit of the source text inside one expression or statement; all other text stays, and
 so do the numbers of the lines. Docstrings, annotations, messages of exceptions and what only tunes
-a launch are left alone.
+a launch are left alone. So is what changes no value, in any function:
+
+- the axis of a sum over a vector, which has one;
+- a cast to 32 bits that is dropped in a kernel: the same number in a wider type;
+- a cast of what is stored, or to the type of a cell: a store casts.
+
+And one fault is made once, not once for each function that it passes through:
+
+- A constant does not become what another change of its line makes of it: `a > 0` says `a >= 1`.
+- Two arguments that a device function hands on as it was given them are swapped in the kernel.
+- What a masked-off lane loads becomes one other number.
+- A cast of a size or of a program's number to 64 bits becomes one to 32, as if it were dropped;
+  that of what was loaded, which may have 64 bits, is dropped too.
 """
 
 from __future__ import annotations
@@ -55,7 +67,11 @@ _ONE_SIDED = (ast.Sub, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift)
 
 _CLAMPS = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min"}
 # Calls whose arguments in another order mean the same, or nothing.
-_UNORDERED = frozenset([*_CLAMPS, "where", "isinstance", "getattr", "zip", "arange", "warning"])
+_UNORDERED = frozenset(
+    [*_CLAMPS, "where", "isinstance", "getattr", "zip", "arange", "warning", "full", "cumsum"]
+)
+# What comes of these has a type that the caller's tensors say.
+_LOADS = frozenset(["load", "gather"])
 _CASTS = frozenset(["to", "long", "int"])
 # Keywords that say where or how fast, and not what.
 _TUNING = frozenset(
@@ -131,22 +147,79 @@ class Source:
         return self.text[: edit.start] + edit.text + "\n" * lost_lines + self.text[edit.end :]
 
 
-def edits_of(source: Source, function: ast.FunctionDef) -> list[Edit]:
+def is_jit(function: ast.FunctionDef) -> bool:
+    """Return whether a function is compiled by Triton: a kernel, or what kernels call."""
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def edits_of(
+    source: Source, function: ast.FunctionDef, handed_on: frozenset[str] = frozenset()
+) -> list[Edit]:
     """Return every edit of a function's body, each text once, in the order of the source.
 
     Args:
         source: The module's.
         function: One of its functions.
+        handed_on: Names of parameters whose swaps are made where the function is called.
     """
     edits: dict[tuple[int, int, str], Edit] = {}
+    same = _same_value(function)
+    made_otherwise = set(_made_otherwise(function))
     names = frozenset(
         node.id for node in ast.walk(function) if isinstance(node, ast.Name)
     ) | frozenset(argument.arg for argument in function.args.args)
     for node in _nodes_of(function):
-        for edit in _edits_at(source, node, names):
+        for edit in _edits_at(source, node, names, handed_on):
+            if node in same and edit.operator in ("cast dropped", "constant"):
+                continue
+            if edit.operator == "constant" and (node, edit.text) in made_otherwise:
+                continue
             if source.text[edit.start : edit.end] != edit.text:
                 edits.setdefault((edit.start, edit.end, edit.text), edit)
     return sorted(edits.values(), key=lambda edit: (edit.start, edit.end, edit.text))
+
+
+def _same_value(function: ast.FunctionDef) -> set[ast.AST]:
+    """Return the casts and constants of a function whose change changes no value."""
+    found: set[ast.AST] = set()
+    if not is_jit(function):
+        return found
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        arguments = node.args[1:2]
+        match node.func.attr:
+            case "cumsum" | "store":
+                found.update(arguments)
+            case "to" if _changes_no_value(node.func.value, ast.unparse(node.args[0])):
+                found.add(node)
+    return found
+
+
+def _made_otherwise(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
+    """Yield constants, and what they need not become: another operator says the same of integers.
+
+    `a >= 1` is `a > 0`, and `a + 0` is `a`.
+    """
+    for node in ast.walk(function):
+        match node:
+            case ast.Compare(
+                ops=[ast.GtE() | ast.Lt()], comparators=[ast.Constant(int(value)) as c]
+            ):
+                yield c, str(value + 1)
+            case ast.Compare(
+                ops=[ast.LtE() | ast.Gt()], comparators=[ast.Constant(int(value)) as c]
+            ):
+                yield c, str(value - 1)
+            case ast.BinOp(op=ast.Add() | ast.Sub(), right=ast.Constant(1) as c):
+                yield c, "0"
+
+
+def _changes_no_value(number: ast.expr, dtype: str) -> bool:
+    """Return whether a cast of a kernel's can be dropped with no fault, or none of its own."""
+    if dtype == "tl.int64":
+        return not any(getattr(node, "attr", "") in _LOADS for node in ast.walk(number))
+    return dtype == "tl.int32" or dtype.endswith(".element_ty")
 
 
 def _nodes_of(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -159,6 +232,8 @@ def _nodes_of(function: ast.FunctionDef) -> Iterator[ast.AST]:
         if isinstance(node, ast.keyword) and node.arg in _TUNING:
             continue
         yield node
+        if isinstance(node, ast.keyword) and node.arg == "other":
+            continue
         for name, value in ast.iter_fields(node):
             if name not in ("annotation", "returns", "decorator_list"):
                 children = value if isinstance(value, list) else [value]
@@ -169,7 +244,9 @@ def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def _edits_at(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[Edit]:
+def _edits_at(
+    source: Source, node: ast.AST, names: frozenset[str], handed_on: frozenset[str]
+) -> Iterator[Edit]:
     match node:
         case ast.Compare():
             yield from _comparisons(source, node)
@@ -184,11 +261,13 @@ def _edits_at(source: Source, node: ast.AST, names: frozenset[str]) -> Iterator[
         case ast.Constant():
             yield from _constants(source, node)
         case ast.Call():
-            yield from _calls(source, node)
+            yield from _calls(source, node, handed_on)
         case ast.Attribute() if node.attr == "int64":
             yield _replaced(source, "cast narrowed", node, f"{source.of(node.value)}.int32")
         case ast.keyword() if node.arg == "mask":
             yield _replaced(source, "mask dropped", node.value, "True")
+        case ast.keyword(arg="other", value=ast.Constant() | ast.UnaryOp() as value):
+            yield _replaced(source, "other changed", value, str(ast.literal_eval(value) + 1))
         case ast.If() | ast.While() | ast.IfExp():
             yield from _branches(source, node)
         case ast.Return() if isinstance(node.value, ast.Tuple):
@@ -288,7 +367,7 @@ def _constants(source: Source, node: ast.Constant) -> Iterator[Edit]:
             yield Edit("constant", start - is_negative, source.end(node), str(other))
 
 
-def _calls(source: Source, node: ast.Call) -> Iterator[Edit]:
+def _calls(source: Source, node: ast.Call, handed_on: frozenset[str]) -> Iterator[Edit]:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     is_method = isinstance(node.func, ast.Attribute) and not _is_module(node.func.value)
     if is_method and name in _CASTS | {"clamp"}:
@@ -305,7 +384,7 @@ def _calls(source: Source, node: ast.Call) -> Iterator[Edit]:
         for branch in node.args[1:]:
             yield _replaced(source, "branch always", node, _operand(source, branch))
     if name not in _UNORDERED:
-        yield from _swaps(source, "arguments swapped", node.args)
+        yield from _swaps(source, "arguments swapped", node.args, handed_on)
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -318,9 +397,16 @@ def _operand(source: Source, node: ast.expr) -> str:
     return source.of(node) if is_plain else f"({source.of(node)})"
 
 
-def _swaps(source: Source, operator: str, nodes: list[ast.expr]) -> Iterator[Edit]:
+def _swaps(
+    source: Source,
+    operator: str,
+    nodes: list[ast.expr],
+    handed_on: frozenset[str] = frozenset(),
+) -> Iterator[Edit]:
     """Yield the swaps of two neighbours."""
     for left, right in pairwise(nodes):
+        if {source.of(left), source.of(right)} <= handed_on:
+            continue
         # Nobody swaps a pointer with a number.
         if isinstance(left, ast.Starred) or isinstance(right, ast.Starred):
             continue

@@ -11,6 +11,8 @@ from typing import Any
 from .campaign import KILLED, SURVIVED, TIMED_OUT, Outcome
 from .checks import CHECKS
 from .reviewed import Equivalent, Reviewed
+from .survival import Survival
+from .trial import CALLS_FOR_OTHERS
 
 EQUIVALENT = "equivalent"
 
@@ -160,13 +162,14 @@ def lines_of(report: Report) -> list[str]:
     return [*lines, "interrupted"] if report.interrupted else lines
 
 
-def markdown_of(report: Report, command: str, about: str) -> str:
+def markdown_of(report: Report, command: str, about: str, survival: Survival | None = None) -> str:
     """Return the tables for docs/.
 
     Args:
         report: The report.
         command: What makes them.
         about: The versions that were run.
+        survival: How many cases the listed mutants have survived, if anybody has looked.
     """
     counts = Counter(map(report.status, report.outcomes))
     parts = [
@@ -179,10 +182,15 @@ def markdown_of(report: Report, command: str, about: str) -> str:
         f"{counts[SURVIVED]} survived, {counts[EQUIVALENT]} equivalent. Score: "
         f"{100 * report.score:.1f} % of those that are not equivalent were found, half of them "
         f"within {_median_cases(report)} calls.",
+        "The calls are the same for every mutant of a statement: of those that were drawn for its "
+        "functions, half of them with garbage in their device tensors, those that reach the "
+        "statement, which copies of the modules with probes have counted. Sizes are drawn near the "
+        "numbers in the target's own source too.",
         "## What each check is worth",
         "A check *saw* a mutant if it had a finding in any call that was made; *only it* are the "
         "mutants that no other check saw, and that would have survived without it. Calls go on "
-        "until a second check has seen a mutant; where values or garbage alone have, for 20 calls. "
+        f"until a second check has seen a mutant; where values or garbage alone have, for "
+        f"{CALLS_FOR_OTHERS} calls. "
         "A finding that is ignored is not a check that is off: the address oracle also keeps wild "
         "accesses from memory, where other checks might have seen them.",
         _markdown_table(_check_rows(report)),
@@ -196,8 +204,14 @@ def markdown_of(report: Report, command: str, about: str) -> str:
         "## Survivors",
         _survivors(report.with_status(SURVIVED)),
         "## Equivalent",
-        _equivalents(report),
+        _equivalents(report, survival),
         "## Left out",
+        "One fault is made once: where two changes of a line say the same of integers, there is "
+        "one; two arguments that a device function hands on as it was given "
+        "them are swapped in the kernel alone, and what a masked-off lane loads becomes one other "
+        "number. In a kernel a cast to 32 bits is not dropped, nor one of what is stored, which "
+        "the store casts: no value changes. A cast to 64 bits of what is not loaded becomes one "
+        "to 32, as if it were dropped. Beside that:",
         "\n".join(
             f"- `{rule.statement}` in `{rule.function}` of `{rule.file}`: {rule.reason}"
             for rule in report.reviewed.left_out
@@ -256,14 +270,25 @@ def _survivors(outcomes: Sequence[Outcome]) -> str:
     return "```diff\n" + "\n\n".join("\n".join(o.mutant.diff()) for o in outcomes) + "\n```"
 
 
-def _equivalents(report: Report) -> str:
+def _equivalents(report: Report, survival: Survival | None) -> str:
     if not report.reviewed.equivalent:
         return "None is listed."
-    return "\n".join(
-        f"- `{entry.file}` `{entry.function}`, {entry.operator}: `{entry.before}` → "
-        f"`{entry.after}`: {entry.reason}"
+    rows = [["function", "change", "before", "after", "why nothing tells it apart"]]
+    rows += [
+        [
+            f"`{entry.file}` `{entry.function}`",
+            entry.operator,
+            f"`{entry.before}`",
+            f"`{entry.after}`",
+            entry.reason,
+        ]
         for entry in report.reviewed.equivalent
-    )
+    ]
+    if survival is not None:
+        rows[0].append("cases survived")
+        for row, entry in zip(rows[1:], report.reviewed.equivalent):
+            row.append(f"{survival.cases(entry.key):,}")
+    return _markdown_table(rows)
 
 
 def _markdown_table(rows: Rows) -> str:

@@ -20,6 +20,7 @@ from ..checker import Checker
 from ..garbage import Garbage
 from ..lifetime import die_with_parent
 from ..target import REGISTRY, CurrentSource, Target, load_target
+from . import probes
 from .cases import Cost, Item, Limits
 from .checks import GARBAGE, checks_of
 from .mutants import Module, Mutant
@@ -28,7 +29,7 @@ from .mutants import Module, Mutant
 MEMORY_BYTES = 2 << 30
 
 # So many calls more, where values alone have seen a mutant, for other checks to see it too.
-CALLS_FOR_OTHERS = 20
+CALLS_FOR_OTHERS = 5
 
 
 @dataclass(frozen=True)
@@ -59,38 +60,49 @@ def write_mutant(setting: Setting, number: int, mutant: Mutant) -> Path:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module in another file than its own."""
+    """Finds modules in other files than their own."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self._name = name
-        self._path = path
+    def __init__(self, paths: Mapping[str, Path]) -> None:
+        self._paths = paths
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return how to load the module, or None for any other."""
-        if fullname != self._name:
+        if fullname not in self._paths:
             return None
-        loader = CurrentSource(fullname, str(self._path))
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
+        loader = CurrentSource(fullname, str(self._paths[fullname]))
+        return importlib.util.spec_from_file_location(fullname, loader.path, loader=loader)
 
 
-def load_mutant(setting: Setting, mutant: Mutant, path: Path) -> Target:
-    """Return the target with one module of another file; for a process that has no other use.
+def load_changed(setting: Setting, paths: Mapping[str, Path]) -> Target:
+    """Return the target with modules of other files; for a process that has no other use.
 
     Args:
         setting: The run's.
-        mutant: The mutant.
-        path: Where it is written.
+        paths: The files, by the name of the module.
     """
     own = REGISTRY.get(setting.target, (setting.target,))
     for name in [*setting.modules, *own]:
         sys.modules.pop(name, None)
-    sys.meta_path.insert(0, _Finder(mutant.module, path))
-    is_its_file = setting.target.endswith(".py") and (
-        Path(setting.target).resolve() == setting.modules[mutant.module].path.resolve()
-    )
-    return load_target(str(path) if is_its_file else setting.target)
+    sys.meta_path.insert(0, _Finder(paths))
+    for name, path in paths.items():
+        is_file = setting.target.endswith(".py")
+        if is_file and Path(setting.target).resolve() == setting.modules[name].path.resolve():
+            return load_target(str(path))
+    return load_target(setting.target)
+
+
+def load_probed(setting: Setting) -> Target:
+    """Return the target with probes in all its modules; for a process that has no other use."""
+    folder = setting.scratch / f"probed_{os.getpid()}"
+    folder.mkdir()
+    paths = {}
+    for name, module in setting.modules.items():
+        paths[name] = folder / module.path.name
+        paths[name].write_text(module.probes.probed())
+    probes.install()
+    return load_changed(setting, paths)
 
 
 def run_trial(
@@ -155,7 +167,7 @@ class Trial:
 
     def run(self, mutant: Mutant, path: Path, items: Sequence[tuple[Item, Cost]]) -> None:
         """Call the mutant until further calls would say no more of it."""
-        target = load_mutant(self._setting, mutant, path)
+        target = load_changed(self._setting, {mutant.module: path})
         checker = Checker(target, "cpu", strict=self._setting.strict)
         limits = Limits(MEMORY_BYTES)
         for self._at, (item, cost) in enumerate(items):
