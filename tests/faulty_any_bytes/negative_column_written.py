@@ -39,7 +39,7 @@ def update_req_to_page(
 ):
     num_rows, max_pages = req_to_page.shape
     counts = new_occupied_pages_num.long().clamp(0, len(new_occupied_pages))
-    if len(req_pool_indices):
+    if len(new_occupied_pages):
         write_pages_kernel[(len(req_pool_indices),)](
             req_to_page,
             req_pool_indices,

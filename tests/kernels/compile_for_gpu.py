@@ -46,7 +46,13 @@ def compile_in(kernel: Any, shape: RaggedShape) -> int:
     return len(compiled.asm["cubin"])
 
 
-for name, shape in RAGGED_SHAPES.items():
-    for kernel in KERNELS:
-        if not (shape.is_by_request and "update" in kernel.__name__):
-            print(f"{kernel.__name__}, {name}: {compile_in(kernel, shape)} bytes", flush=True)
+def main() -> None:
+    """Compile them all."""
+    for name, shape in RAGGED_SHAPES.items():
+        for kernel in KERNELS:
+            if not (shape.is_by_request and "update" in kernel.__name__):
+                print(f"{kernel.__name__}, {name}: {compile_in(kernel, shape)} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
