@@ -416,11 +416,10 @@ def faults_of_update_req_to_page():
         begins=[0, 0],
         ids=[[], [0]],
     )
-    # No page is needed: the sum is loaded all the same.
     yield planted(
         *("before_the_first_request", "address", "read of ends_ptr"),
         "read of ends_ptr[-1], which is no element of it",
-        ids=[[]],
+        ids=[[0]],
     )
     yield planted(
         *("filled_cells_kept", "value", "req_to_page: new page"),

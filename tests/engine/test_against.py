@@ -261,6 +261,7 @@ def test_a_difference_is_shown_again_by_its_folder_and_by_its_case(compared, pag
     assert pagefault("repro", finding["case"], "--device", "cpu", cwd=folder).returncode == 0
 
 
+@pytest.mark.slow
 def test_differences_are_no_findings_of_either_alone(compared, pagefault):
     folder, _ = compared
     shutil.copytree(folder, folder / "alone")

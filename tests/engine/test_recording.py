@@ -373,7 +373,9 @@ def compute_out_cache_loc(out, rows, lengths, starts, table, page_size):
 """
 
 
-@pytest.mark.parametrize(("arguments", "num_written"), [([], 3), (["only"], 1)])
+@pytest.mark.parametrize(
+    ("arguments", "num_written"), [pytest.param([], 3, marks=pytest.mark.slow), (["only"], 1)]
+)
 def test_repro_runs_what_an_engine_has_recorded(
     request, environment, tmp_path, arguments, num_written
 ):

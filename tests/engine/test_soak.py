@@ -352,6 +352,7 @@ def test_side_cases_are_merged(soaked, pagefault):
         assert findings_in(merged)[signature][1] == findings_in(folder / "again")[signature][1]
 
 
+@pytest.mark.slow  # tests/engine/test_cli.py does so with a case of garbage.
 @pytest.mark.parametrize("signature", [GARBAGE, SPLIT])
 def test_repro_takes_the_folder_of_a_side_case(soaked, pagefault, tmp_path, signature):
     folder, *_ = soaked
@@ -364,6 +365,7 @@ def test_repro_takes_the_folder_of_a_side_case(soaked, pagefault, tmp_path, sign
     assert pagefault(*arguments, right, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_script_of_a_side_case_shows_it(soaked, environment, tmp_path):
     folder, *_ = soaked
     path, _ = findings_in(folder / "found")[GARBAGE]

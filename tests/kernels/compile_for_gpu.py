@@ -1,8 +1,11 @@
 """Compile our kernels over ragged batches for a GPU of compute capability 9.0, without one.
 
-Run as a script, where TRITON_INTERPRET is not set. Prints what was compiled, a line each.
+    python compile_for_gpu.py [KERNEL …]
+
+where TRITON_INTERPRET is not set. Prints what was compiled, a line each.
 """
 
+import sys
 from typing import Any
 
 import triton
@@ -48,8 +51,9 @@ def compile_in(kernel: Any, shape: RaggedShape) -> int:
 
 def main() -> None:
     """Compile them all."""
+    chosen = [kernel for kernel in KERNELS if kernel.__name__ in (sys.argv[1:] or kernel.__name__)]
     for name, shape in RAGGED_SHAPES.items():
-        for kernel in KERNELS:
+        for kernel in chosen:
             if not (shape.is_by_request and "update" in kernel.__name__):
                 print(f"{kernel.__name__}, {name}: {compile_in(kernel, shape)} bytes", flush=True)
 

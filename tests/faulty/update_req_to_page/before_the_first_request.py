@@ -35,7 +35,7 @@ def update_req_to_page(
     req_to_page, req_pool_indices, new_occupied_pages, new_occupied_pages_num, pages_copy_starts
 ):
     num_rows, max_pages = req_to_page.shape
-    if len(req_pool_indices):
+    if len(new_occupied_pages):
         write_pages_kernel[(len(req_pool_indices),)](
             req_to_page,
             req_pool_indices,
