@@ -248,6 +248,7 @@ def test_a_fault_planted_in_a_copy_is_found_and_made_small(compared):
         assert "A: 0, B: " in (folder / "report" / name).read_text()
 
 
+@pytest.mark.slow
 def test_a_difference_is_shown_again_by_its_folder_and_by_its_case(compared, pagefault):
     folder, process = compared
     report = json.loads((folder / "report.json").read_text())

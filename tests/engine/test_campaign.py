@@ -305,12 +305,14 @@ def out_of_overtime(start, write_target, tmp_path_factory):
     return folder, time.monotonic() - started - 3.0
 
 
+@pytest.mark.slow
 def test_a_campaign_with_a_hang_is_over_within_its_overtime(out_of_overtime):
     _, seconds = out_of_overtime
     # A second for the deadline of a case, and a few to start and end processes.
     assert seconds < OVERTIME_SECONDS + 1.0 + 5.0
 
 
+@pytest.mark.slow
 def test_a_finding_says_that_the_overtime_ran_out(out_of_overtime):
     folder, _ = out_of_overtime
     ((_, record),) = findings_in(folder).items()

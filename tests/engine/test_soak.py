@@ -295,10 +295,10 @@ def soaked(pagefault, tmp_path_factory):
     assert found.returncode == 1, found.stdout + found.stderr
     assert {GARBAGE, SPLIT} <= findings_in(folder).keys()
     shutil.copytree(folder, folder / "found")
-    again = pagefault(*soak, "--seed", 4, cwd=folder)
+    again = pagefault(*soak, "--seed", 4, "--max-cases", 16, cwd=folder)
     shutil.copytree(folder / ".pagefault", folder / "again" / ".pagefault")
     target.write_text(RIGHT)
-    mended = pagefault(*soak, cwd=folder)
+    mended = pagefault(*soak, "--max-cases", 16, cwd=folder)
     return folder, found.stdout, again.stdout, mended.stdout
 
 

@@ -61,6 +61,7 @@ def test_a_property_fails_with_the_smallest_case_and_the_others_run(
         assert '"input_lengths": [3]' in case.read_text()
 
 
+@pytest.mark.slow
 def test_in_process_a_debugger_sees_what_ends_it(test_file, run_pytest):
     test_file("raise SystemExit(9)")
     process = run_pytest("--device", "cpu", "--pagefault-in-process")

@@ -210,6 +210,7 @@ WRITTEN_HERE = [
         *("while True: pass", "hang", NO_REQUEST),
         "compute_out_cache_loc had not returned after 1 s",
         id="hang",
+        marks=pytest.mark.slow,
     ),
 ]
 
