@@ -242,6 +242,7 @@ def test_a_soak_of_a_target_without_kernels_is_void_and_says_why(pagefault, writ
     assert report["specialisations"] == {}
 
 
+@pytest.mark.slow
 def test_a_soak_finds_what_only_garbage_shows(pagefault, tmp_path):
     process = pagefault(
         *(*QUICK, "--target", FAULTY / "negative_length_refused.py", "--max-cases", 128),
@@ -322,6 +323,7 @@ def test_what_a_soak_finds_beside_its_rounds_has_folders_as_all_findings(soaked)
         assert f"compute_out_cache_loc: {kind}: {role}" in said
 
 
+@pytest.mark.slow
 def test_side_cases_are_told_in_the_report(soaked):
     folder, *_ = soaked
     for name in ("report.html", "report.md"):
@@ -340,6 +342,7 @@ def test_side_cases_are_checked_first_in_the_next_soak_and_counted(soaked):
         assert findings_in(folder)[signature][1].status == "fixed"
 
 
+@pytest.mark.slow
 def test_side_cases_are_merged(soaked, pagefault):
     folder, *_ = soaked
     merged = folder / "merged"
