@@ -111,19 +111,15 @@ def clip_to_tile(begins, lens, tile_start, tile_len):
 
 
 @triton.jit
-def sum_four(a, b, c, d, num_lanes: tl.constexpr):
+def sum_four(a, b, c, d):
     """Return the sums of four tensors of one type, scalars.
 
     A sum over several warps goes through shared memory and two barriers; this does so once.
     """
-    if num_lanes <= WARP_SIZE:
-        sum_of_a, sum_of_b = tl.sum(a, axis=0), tl.sum(b, axis=0)
-        sum_of_c, sum_of_d = tl.sum(c, axis=0), tl.sum(d, axis=0)
-    else:
-        sums = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
-        sums_of_a_and_b, sums_of_c_and_d = tl.split(sums)
-        sum_of_a, sum_of_b = tl.split(sums_of_a_and_b)
-        sum_of_c, sum_of_d = tl.split(sums_of_c_and_d)
+    sums = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
+    sums_of_a_and_b, sums_of_c_and_d = tl.split(sums)
+    sum_of_a, sum_of_b = tl.split(sums_of_a_and_b)
+    sum_of_c, sum_of_d = tl.split(sums_of_c_and_d)
     return sum_of_a, sum_of_b, sum_of_c, sum_of_d
 
 

@@ -291,11 +291,11 @@ def load_slots_of_tile(
     # One more load, which spares the page ids the wait for the lengths of all.
     length = load_lens(lens_ptr, req_idx, req_idx >= 0, num_skipped, max_len)
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
-    if starts_ptr is None:
-        position = num_skipped + tile * tile_size
-    else:
-        position = tl.load(starts_ptr + req_idx).to(tl.int64) + tile * tile_size
     tile_start = tile * tile_size
+    if starts_ptr is None:
+        position = num_skipped + tile_start
+    else:
+        position = tl.load(starts_ptr + req_idx).to(tl.int64) + tile_start
     tile_len = tl.minimum(tl.maximum(length - tile_start, 0), tile_size).to(tl.int32)
     slot = load_slots_of_run(
         req_to_page_ptr,
@@ -533,7 +533,6 @@ def write_slots_of_window(
         tl.where(is_here, rows, 0),
         tl.where(is_here, position, 0),
         tl.where(is_last, ends, 0).to(tl.int64),
-        window_size,
     )
     num_here = lanes_of_all >> 32
     if num_here == 1:
