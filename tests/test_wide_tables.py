@@ -211,5 +211,5 @@ def test_without_a_net_wide_tables_are_not_drawn():
 @pytest.mark.parametrize("memory", ["guard", "net"])
 def test_what_is_too_large_for_a_block_or_a_net_lies_in_an_arena(memory):
     checker = Checker(load_target("ours"), "cuda", memory)
-    case = FAR_APART.replace(req_to_pages=PageTable(3, 4 * 2**20), layout=())
+    case = FAR_APART.replace(req_to_pages=PageTable(3, 2**20), layout=())
     assert checker.check(family_named("compute_out_cache_loc"), case).passed

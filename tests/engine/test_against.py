@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagefault.checker import WIDE_TABLE, Checker
+from pagefault.conformance import session
 from pagefault.family import families, family_named
 from pagefault.stream import draw_cases
 from pagefault.target import Target, TargetError, load_target, pair_of
@@ -24,6 +25,7 @@ CASE = SLOTS.case_type.from_fields(
     }
 )
 OURS = load_target("ours")
+WHERE = session.device
 
 
 def right(*arguments):
@@ -34,7 +36,7 @@ def verdict_on(a, b, case=CASE, family=SLOTS):
     """Return what a checker says of a case that two functions are called with."""
     other = Target("b.py", {family.name: b})
     target = Target("a.py against b.py", {family.name: a}, against=other)
-    return Checker(target, "cpu").check_thoroughly(family, case)
+    return Checker(target, session.device, "arena").check_thoroughly(family, case)
 
 
 def test_a_cell_that_differs_says_what_both_have():
@@ -115,15 +117,17 @@ PREFIXES = CHUNKS.case_type.from_fields(
         ),
         pytest.param(
             lambda chunks: chunks._replace(starts=chunks.starts.long()),
-            "chunks.starts: A: int32 [2, 2] on cpu, B: int64 [2, 2] on cpu",
+            f"chunks.starts: A: int32 [2, 2] on {WHERE}, B: int64 [2, 2] on {WHERE}",
             id="dtype",
         ),
         pytest.param(
             lambda chunks: chunks._replace(starts=chunks.starts[:1]),
-            "chunks.starts: A: int32 [2, 2] on cpu, B: int32 [1, 2] on cpu",
+            f"chunks.starts: A: int32 [2, 2] on {WHERE}, B: int32 [1, 2] on {WHERE}",
             id="shape",
         ),
-        pytest.param(lambda chunks: None, "chunks.starts: A: int32 [2, 2] on cpu, B: ", id="none"),
+        pytest.param(
+            lambda chunks: None, f"chunks.starts: A: int32 [2, 2] on {WHERE}, B: ", id="none"
+        ),
     ],
 )
 def test_what_is_returned_is_compared(spoil, said):
@@ -140,7 +144,7 @@ def test_what_is_returned_is_compared(spoil, said):
 @pytest.mark.parametrize("name", sorted(families()))
 def test_ours_do_not_differ_from_ours(name):
     family = family_named(name)
-    checker = Checker(load_target("ours against ours"), "cpu")
+    checker = Checker(load_target("ours against ours"), session.device)
     verdicts = []
     domain = checker.domain(family).excluding("more than 64 requests")
     assert WIDE_TABLE in domain.without

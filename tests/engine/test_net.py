@@ -36,8 +36,7 @@ def verdict_of(after_ours):
     checker = Checker(
         Target("planted", {"compute_out_cache_loc": compute_out_cache_loc}), "cuda", "net"
     )
-    (memory,) = checker._memories
-    assert isinstance(memory, NetMemory)
+    assert isinstance(checker._memories[0], NetMemory)
     return checker.check(family_named("compute_out_cache_loc"), CASE), checker
 
 
