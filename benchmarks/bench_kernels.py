@@ -37,6 +37,8 @@ EMPTY_KERNEL_US = 0.6
 LAUNCHES_PER_GRAPH = 40
 REPLAYS = 25
 WALL_CALLS = 200
+ROUNDS = 3
+"""How often everything is measured; a host is slow for seconds at times."""
 MAX_ORACLE_TOKENS = 20_000
 COPIED_BYTES = 2**28
 
@@ -89,6 +91,13 @@ class Times:
     device: float | None
     returned: float
     done: float
+
+    def quieter(self, other: Times) -> Times:
+        """Return the smaller of each figure and that of another round."""
+        device = self.device
+        if device is not None and other.device is not None:
+            device = min(device, other.device)
+        return Times(device, min(self.returned, other.returned), min(self.done, other.done))
 
 
 # Inputs
@@ -884,6 +893,19 @@ class Row:
     torch_only: Times
     peers: dict[str, Times]
 
+    @classmethod
+    def of(cls, work: Work) -> Row:
+        """Measure a work."""
+        peers = {name: measure(call, work.is_capturable) for name, call in work.peers.items()}
+        ours = measure(work.ours, work.is_capturable)
+        return cls(work, ours, measure(work.torch_only, work.is_capturable), peers)
+
+    def quieter(self, other: Row) -> Row:
+        """Return the smaller of each figure and that of another round."""
+        peers = {name: times.quieter(other.peers[name]) for name, times in self.peers.items()}
+        ours, torch_only = self.ours.quieter(other.ours), self.torch_only.quieter(other.torch_only)
+        return Row(self.work, ours, torch_only, peers)
+
     def limited_us(self) -> float:
         """Return the figure that the limit is for."""
         if self.work.is_wall or self.ours.device is None:
@@ -942,8 +964,8 @@ def describe(empty: Times, bandwidth: float) -> list[str]:
         f"wall; limits of device time are scaled by it ({EMPTY_KERNEL_US} µs where they were set).",
         f"A copy of {COPIED_BYTES // 2**20} MiB reads and writes {bandwidth / 1e6:.2f} TB/s; "
         "of copy speed: the bytes that have to be read and written at least, against that.",
-        "Medians, in µs. Device: in a CUDA graph. Wall: until the call returns. Done: until its "
-        f"work is. int32 output, page size {PAGE_SIZE}, tables in shuffled order.",
+        f"Medians, in µs, of the quietest of {ROUNDS} rounds. Device: in a CUDA graph. Wall: until "
+        f"the call returns. Done: until its work is. int32 output, page size {PAGE_SIZE}, tables in shuffled order.",
         *missing,
     ]
 
@@ -1071,22 +1093,31 @@ def sweep(console: Console, works: list[Work]) -> None:
 # The command
 
 
-def run_works(
-    console: Console, chosen: dict[str, Callable[[], Work]]
-) -> tuple[list[Row], list[Work]]:
-    """Return the figures of the works, each verified before it is timed."""
+def verified_works(chosen: dict[str, Callable[[], Work]]) -> list[Work]:
+    """Return the works, of which each is right."""
     small = makers("cuda", part=64)
-    rows, works = [], []
+    works = []
     for name, make in chosen.items():
-        work = make()
-        verify(work, small[name]())
-        peers = {who: measure(call, work.is_capturable) for who, call in work.peers.items()}
-        ours = measure(work.ours, work.is_capturable)
-        rows.append(Row(work, ours, measure(work.torch_only, work.is_capturable), peers))
-        works.append(work)
-        figure = "wall" if work.is_wall else "device"
-        console.print(f"  {name}: {rows[-1].limited_us():.2f} µs {figure}", highlight=False)
-    return rows, works
+        works.append(make())
+        verify(works[-1], small[name]())
+    return works
+
+
+def run_works(console: Console, works: list[Work]) -> tuple[Times, list[Row]]:
+    """Return the figures of an empty kernel and of the works, those of their quietest rounds."""
+    empty = measure(empty_kernel_call(), is_capturable=True)
+    rows: list[Row] = []
+    for number in range(ROUNDS):
+        for idx, work in enumerate(works):
+            row = Row.of(work)
+            if number == 0:
+                rows.append(row)
+                figure = "wall" if work.is_wall else "device"
+                console.print(f"  {work.name}: {row.limited_us():.2f} µs {figure}", highlight=False)
+            else:
+                rows[idx] = rows[idx].quieter(row)
+        empty = empty.quieter(measure(empty_kernel_call(), is_capturable=True))
+    return empty, rows
 
 
 def verify_only(console: Console, device: str, only: str) -> None:
@@ -1123,9 +1154,9 @@ def main(
     if not chosen:
         console.print(f"no work has {only!r} in its name")
         raise typer.Exit(2)
-    empty = measure(empty_kernel_call(), is_capturable=True)
     bandwidth = copy_bandwidth()
-    rows, works = run_works(console, chosen)
+    works = verified_works(chosen)
+    empty, rows = run_works(console, works)
     if is_sweep:
         sweep(console, works)
     empty_us = empty.device or EMPTY_KERNEL_US

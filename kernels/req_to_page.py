@@ -1,5 +1,6 @@
 """The page table learns of pages that requests have been given."""
 
+import functools
 import logging
 import marshal
 from collections.abc import Sequence
@@ -440,12 +441,13 @@ def update_block_table(
     # The numbers are looked at as arrays: built-ins would take several times as long. A negative
     # one is among the largest where there is no sign.
     vectors = packed.numbers.numpy()[: 3 * len(step.sizes)].view(np.uint32).reshape(3, -1)
-    rows, sizes, begins = vectors
-    if rows.max() >= num_rows or vectors.max() > INT32_MAX:
+    _, sizes, begins = vectors
+    max_row, max_size, max_begin = vectors.max(axis=1).tolist()
+    if max_row >= num_rows or max(max_row, max_size, max_begin) > INT32_MAX:
         _refuse_numbers(step, num_rows)
     if sizes.tobytes() != packed.num_page_ids_of_reqs.tobytes():
         _refuse_sizes(step)
-    if (begins + sizes).max() > max_pages:
+    if max_begin + max_size > max_pages and (begins + sizes).max() > max_pages:
         packed = _pack(_clamped(_checked(step), max_pages), req_to_page.is_cuda)
         assert packed is not None
     _update_from_packed(req_to_page, packed.numbers, len(step.sizes))
@@ -533,7 +535,7 @@ def _check_same_device(device: object, table_device: torch.device) -> None:
     if not isinstance(device, str | torch.device):
         raise TypeError(f"device is {device!r}, but must be a str or torch.device")
     try:
-        wanted = torch.device(device)
+        wanted = _device_of(device)
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}, but must be {table_device}") from error
     if wanted.type == "cuda" and wanted.index is None and table_device.type == "cuda":
@@ -543,6 +545,9 @@ def _check_same_device(device: object, table_device: torch.device) -> None:
     )
     if not is_same:
         raise ValueError(f"device is {wanted}, but must be {table_device}, that of req_to_page")
+
+
+_device_of = functools.lru_cache(maxsize=16)(torch.device)
 
 
 class _Step(NamedTuple):
@@ -586,7 +591,7 @@ class _Packed(NamedTuple):
 
 # In version 2 of marshal's format a 32-bit int takes a tag and four bytes, and so does what stands
 # in front of the entries of a list or a tuple: tag and length.
-_MARSHALLED = np.dtype([("tag", "u1"), ("value", "<i4")])
+_ENTRY_BYTES = 5
 
 
 def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
@@ -600,20 +605,17 @@ def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
         stream = marshal.dumps(lists, 2)
     except ValueError:
         return None
+    tags = stream[::_ENTRY_BYTES]
+    num_ints = tags.count(b"i")
+    is_in_entries = len(stream) == _ENTRY_BYTES * len(tags)
     num_lists = 5 + len(step.sizes)
-    if len(stream) % _MARSHALLED.itemsize:
+    if not is_in_entries or num_ints + num_lists != len(tags) or tags.translate(None, b"i[("):
         return None
-    entries = np.frombuffer(stream, _MARSHALLED)
-    tags, values = entries["tag"], entries["value"]
-    is_int = tags == ord("i")
-    num_ints = int(np.count_nonzero(is_int))
-    is_list = ~is_int
-    tags_of_lists = tags[is_list].tobytes()
-    if num_ints + num_lists != len(entries) or tags_of_lists.strip(b"[("):
-        return None
+    is_int = np.frombuffer(tags, np.uint8) == ord("i")
+    values: Any = np.ndarray(len(tags), "<i4", stream, offset=1, strides=(_ENTRY_BYTES,))
     numbers = torch.empty(num_ints, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
-    np.compress(is_int, values, out=numbers.numpy())
-    return _Packed(numbers, values[is_list][5:])
+    numbers.numpy()[:] = values[is_int]
+    return _Packed(numbers, values[~is_int][5:])
 
 
 def _checked(step: _Step) -> _Step:
