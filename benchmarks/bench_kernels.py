@@ -965,7 +965,8 @@ def describe(empty: Times, bandwidth: float) -> list[str]:
         f"A copy of {COPIED_BYTES // 2**20} MiB reads and writes {bandwidth / 1e6:.2f} TB/s; "
         "of copy speed: the bytes that have to be read and written at least, against that.",
         f"Medians, in µs, of the quietest of {ROUNDS} rounds. Device: in a CUDA graph. Wall: until "
-        f"the call returns. Done: until its work is. int32 output, page size {PAGE_SIZE}, tables in shuffled order.",
+        f"the call returns. Done: until its work is. int32 output, page size {PAGE_SIZE}, tables "
+        "in shuffled order.",
         *missing,
     ]
 

@@ -3,6 +3,7 @@
 import functools
 import logging
 import marshal
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -440,12 +441,12 @@ def update_block_table(
     assert packed is not None
     # The numbers are looked at as arrays: built-ins would take several times as long. A negative
     # one is among the largest where there is no sign.
-    vectors = packed.numbers.numpy()[: 3 * len(step.sizes)].view(np.uint32).reshape(3, -1)
+    vectors = packed.vectors.view(np.uint32)
     _, sizes, begins = vectors
-    max_row, max_size, max_begin = vectors.max(axis=1).tolist()
+    max_row, max_size, max_begin = np.maximum.reduce(vectors, axis=1).tolist()
     if max_row >= num_rows or max(max_row, max_size, max_begin) > INT32_MAX:
         _refuse_numbers(step, num_rows)
-    if sizes.tobytes() != packed.num_page_ids_of_reqs.tobytes():
+    if packed.num_page_ids_of_reqs != [*step.sizes]:
         _refuse_sizes(step)
     if max_begin + max_size > max_pages and (begins + sizes).max() > max_pages:
         packed = _pack(_clamped(_checked(step), max_pages), req_to_page.is_cuda)
@@ -538,13 +539,12 @@ def _check_same_device(device: object, table_device: torch.device) -> None:
         wanted = _device_of(device)
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}, but must be {table_device}") from error
-    if wanted.type == "cuda" and wanted.index is None and table_device.type == "cuda":
-        wanted = torch.device("cuda", torch.cuda.current_device())
-    is_same = wanted.type == table_device.type and (
-        wanted.type == "cpu" or wanted.index == table_device.index
-    )
-    if not is_same:
-        raise ValueError(f"device is {wanted}, but must be {table_device}, that of req_to_page")
+    kind, index = wanted.type, wanted.index
+    if kind == "cuda" and index is None and table_device.type == "cuda":
+        index = torch.cuda.current_device()
+    if kind != table_device.type or (kind != "cpu" and index != table_device.index):
+        name = kind if index is None else f"{kind}:{index}"
+        raise ValueError(f"device is {name}, but must be {table_device}, that of req_to_page")
 
 
 _device_of = functools.lru_cache(maxsize=16)(torch.device)
@@ -562,10 +562,9 @@ class _Step(NamedTuple):
     @classmethod
     def of(cls, forward_op: ForwardOp) -> "_Step":
         """Return the lists of `forward_op`, which have equally many entries."""
-        names = ("request_ids", *_NUMBERS, "new_occupied_pages")
-        lists = [getattr(forward_op, name) for name in names]
+        lists = _get_lists(forward_op)
         batch_size = len(lists[0])
-        for name, entries in zip(names, lists, strict=True):
+        for name, entries in zip(_LISTS, lists, strict=True):
             if len(entries) != batch_size:
                 raise ValueError(
                     f"forward_op.{name} has {len(entries)} entries, but must have {batch_size}, "
@@ -575,6 +574,8 @@ class _Step(NamedTuple):
 
 
 _NUMBERS = ("request_pool_indices", "sizes", "begins")
+_LISTS = ("request_ids", *_NUMBERS, "new_occupied_pages")
+_get_lists = operator.attrgetter(*_LISTS)
 
 
 class _Packed(NamedTuple):
@@ -582,40 +583,52 @@ class _Packed(NamedTuple):
 
     Attributes:
         numbers: Rows, sizes, begins and all page ids, on the CPU; int32.
-        num_page_ids_of_reqs: numpy array, how many page ids the list of each request has.
+        vectors: numpy array, a view of the first three of them, one in each row.
+        num_page_ids_of_reqs: How many page ids the list of each request has.
     """
 
     numbers: torch.Tensor
-    num_page_ids_of_reqs: Any
+    vectors: Any
+    num_page_ids_of_reqs: list[int]
 
 
 # In version 2 of marshal's format a 32-bit int takes a tag and four bytes, and so does what stands
 # in front of the entries of a list or a tuple: tag and length.
 _ENTRY_BYTES = 5
+_IS_INT, _IS_LIST, _IS_OTHER = 1, 0, 2
+_KIND_OF_TAG = bytes(
+    {ord("i"): _IS_INT, ord("["): _IS_LIST, ord("("): _IS_LIST}.get(tag, _IS_OTHER)
+    for tag in range(256)
+)
 
 
 def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
     """Return the numbers of a step, or None if it has others than ints of 32 bits.
 
     Of all that walks lists of ints marshal is the fastest. It tells ints from bools on the way:
-    if every fifth byte is one of the tags above, there is nothing else.
+    if every fifth byte is one of the tags above, there is nothing else. If there are as many lists
+    as there should be, and each request has one, none lies in another.
     """
     lists: Any = step[1:]
     try:
         stream = marshal.dumps(lists, 2)
-    except ValueError:
+        num_page_ids_of_reqs = [*map(len, step.page_ids_of_reqs)]
+    except (TypeError, ValueError):
         return None
-    tags = stream[::_ENTRY_BYTES]
-    num_ints = tags.count(b"i")
-    is_in_entries = len(stream) == _ENTRY_BYTES * len(tags)
-    num_lists = 5 + len(step.sizes)
-    if not is_in_entries or num_ints + num_lists != len(tags) or tags.translate(None, b"i[("):
+    kinds = stream[::_ENTRY_BYTES].translate(_KIND_OF_TAG)
+    if len(stream) % _ENTRY_BYTES or _IS_OTHER in kinds:
         return None
-    is_int = np.frombuffer(tags, np.uint8) == ord("i")
-    values: Any = np.ndarray(len(tags), "<i4", stream, offset=1, strides=(_ENTRY_BYTES,))
+    is_int = np.frombuffer(kinds, np.bool_)
+    num_ints = int(np.count_nonzero(is_int))
+    batch_size = len(step.sizes)
+    if len(kinds) - num_ints != 5 + batch_size:
+        return None
+    values: Any = np.ndarray(len(kinds), "<i4", stream, offset=1, strides=(_ENTRY_BYTES,))
     numbers = torch.empty(num_ints, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
-    numbers.numpy()[:] = values[is_int]
-    return _Packed(numbers, values[~is_int][5:])
+    array = numbers.numpy()
+    array[:] = values[is_int]
+    vectors = array[: 3 * batch_size].reshape(3, -1)
+    return _Packed(numbers, vectors, num_page_ids_of_reqs)
 
 
 def _checked(step: _Step) -> _Step:
@@ -624,6 +637,12 @@ def _checked(step: _Step) -> _Step:
         [check_number(f"forward_op.{name}[{idx}]", number) for idx, number in enumerate(numbers)]
         for name, numbers in zip(_NUMBERS, step[1:4], strict=True)
     )
+    for req_idx, page_ids in enumerate(step.page_ids_of_reqs):
+        if not hasattr(page_ids, "__len__"):
+            raise TypeError(
+                f"forward_op.new_occupied_pages[{req_idx}] is {page_ids!r}, but must be a list of "
+                "page ids"
+            )
     page_ids_of_reqs = [
         [
             check_number(f"forward_op.new_occupied_pages[{req_idx}][{idx}]", page_id, INT32_MIN)

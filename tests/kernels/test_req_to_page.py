@@ -228,6 +228,13 @@ def test_block_table_on_a_cpu_where_nothing_interprets(monkeypatch):
         ({"new_occupied_pages": [[5, [6]], [7]]}, TypeError, r"pages\[0\]\[1\] is \[6\]"),
         ({"new_occupied_pages": [[5, 6], [None]]}, TypeError, r"pages\[1\]\[0\] is None"),
         ({"new_occupied_pages": [[5, 6], torch.tensor([7])]}, TypeError, r"\[1\]\[0\] is tensor"),
+        # As many lists and numbers as there should be, and one of them inside another.
+        ({"new_occupied_pages": [5, [[6]]], "sizes": [1, 1]}, TypeError, r"pages\[0\] is 5"),
+        (
+            {"request_pool_indices": [[1], 2], "new_occupied_pages": [[5], 6], "sizes": [1, 1]},
+            TypeError,
+            r"request_pool_indices\[0\] is \[1\]",
+        ),
         ({"request_pool_indices": [1, [2]]}, TypeError, r"indices\[1\] is \[2\]"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
