@@ -629,6 +629,8 @@ def makers(device: str, part: int = 1) -> dict[str, Callable[[], Work]]:
     add(ragged, "ragged, 256 × 8", [8] * 256)
     add(ragged, "ragged, 8,192 × 1", [1] * 8192)
     add(ragged, "ragged, 64 of 1 to 4,096", mixed_lens(64, cut(4096)))
+    add(ragged, "ragged, 256 × 512", [cut(512)] * 256)
+    add(ragged, "ragged, 256 of 1 to 2,048", mixed_lens(256, cut(2048)))
     add(ragged, "ragged, 1,024 of 1 to 2,048", mixed_lens(1024, cut(2048)))
     add(uniform, "uniform, 256 × 1", 256, 1)
     add(uniform, "uniform, 256 × 4", 256, 4)
@@ -640,6 +642,7 @@ def makers(device: str, part: int = 1) -> dict[str, Callable[[], Work]]:
     add(chunking, "chunking, 8 × 131,072 in 8 chunks", [cut(131_072)] * 8, 8)
     add(chunk_slots, "chunk slots, 8 × 16,384", [cut(16_384)] * 8)
     add(chunk_slots, "chunk slots, 256 × 512", [cut(512)] * 256)
+    add(chunk_slots, "chunk slots, 1,024 × 512", [cut(512)] * 1024)
     add(
         metadata,
         "chunk metadata, 8 × 131,072 in 8 chunks (wall)",

@@ -59,19 +59,26 @@ RAGGED_SHAPES = {
     "few": RaggedShape(False, True, 64, True, 8, 8, 1024, 4, 512),
     "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512),
     "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512),
-    "some, large output": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 512),
+    "some, long": RaggedShape(True, False, 256, True, 8, 8, 1024, 2, 512),
+    "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 512),
     "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
+    "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024),
     "many, large output": RaggedShape(False, True, 256, False, 64, 4, 2048, 4, 512),
 }
 """Few requests are 64 at most, some are 256, many may be any number.
 
 A batch within one window is looked at once. Requests are long where the output has room for many
-elements of each. A small output takes many small programs, to spread it over the chip, and a large
-one programs that have much under way. `benchmarks/bench_kernels.py --sweep` tries other shapes.
+elements of each, and have programs of their own then; if it has room for very many, it may as well
+be that a few have them all. A small output takes many small programs, to spread it over the chip,
+and a large one programs that have much under way. `benchmarks/bench_kernels.py --sweep` tries
+other shapes.
 """
 
 LONG_LEN = 256
 """Elements that an output has room for, of each request, where these are long."""
+
+VERY_LONG_LEN = 2048
+"""Elements that an output has room for, of each request, where these are very long."""
 
 UNIFORM_SHAPES = {
     "any": UniformShape(256, 8),
@@ -92,10 +99,17 @@ def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
         batch_size: Requests.
         num_elements: Size of the flat output or input.
     """
+    is_long = num_elements > LONG_LEN * batch_size
     if batch_size <= 64:
-        return RAGGED_SHAPES["few, long" if num_elements > LONG_LEN * batch_size else "few"]
-    name = "some" if batch_size <= 256 else "many"
-    return RAGGED_SHAPES[f"{name}, large output" if num_elements >= LARGE_OUTPUT else name]
+        name = "few, long" if is_long else "few"
+    elif batch_size <= 256:
+        is_very_long = num_elements > VERY_LONG_LEN * batch_size
+        name = "some, very long" if is_very_long else "some, long" if is_long else "some"
+    elif batch_size <= 1024 and is_long:
+        name = "many, long"
+    else:
+        name = "many, large output" if num_elements >= LARGE_OUTPUT else "many"
+    return RAGGED_SHAPES[name]
 
 
 def uniform_shape(num_elements: int) -> UniformShape:

@@ -124,7 +124,8 @@ def make_batch(
         largest_page_id_for(dtype_of[roles.slots], size),
         holes=holes_of(domain, dtype_of[roles.slots], size),
     )
-    placements = layout(choices, plain, changed, (roles.slots, *roles.ends), roles.table, domain)
+    outputs = (roles.slots, *roles.ends)
+    placements = layout(choices, plain, changed, outputs, roles.table, domain, batch_size)
     return Batch(tuple(rows), tuple(starts), tuple(lengths), table, size, placements)
 
 

@@ -39,7 +39,7 @@ NUM_REQUESTS = (
 )
 # A kernel that looks at a whole batch does so for one more than a power of two, or it does not;
 # one that looks at what lies before a group of requests does so for a group more.
-MANY_REQUESTS = (*(257, 300) * 12, *(513,) * 4, *(1025,) * 3, 2049)
+MANY_REQUESTS = (*(257, 300) * 12, *(513,) * 4, *(1025,) * 3, 2049, 4097)
 PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
 HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
 MAX_PAGES = (

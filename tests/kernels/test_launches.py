@@ -24,6 +24,7 @@ BATCHES = {
     "one_long": [0, 0, 6000, 0],
     "long_among_short": [1] * 40 + [5000] + [2] * 41,
     "many_owners_in_a_tile": [5 + i % 60 for i in range(130)],
+    "more_than_a_window": [idx % 4 for idx in range(300)] + [3000] + [9] * 30,
     "ends_at_tiles": [512, 512, 1024, 4096, 1, 511, 4096],
 }
 

@@ -32,6 +32,8 @@ MOST_CELLS_KEPT = 64
 MOST_CELLS_CUT = 2**13
 
 # The edges of a batch that has more requests than so many.
+# An output with room for so many tokens of each of more than so many requests is roomy.
+ROOMY, NOT_FEW = 256, 64
 MANY_REQUESTS = {f"more than {number} requests": number for number in (64, 1024)}
 
 PLACES = ("first", "middle", "last")
@@ -187,6 +189,10 @@ def layout_edges(case: Case) -> frozenset[str]:
     """Return the edges of how a case lies in memory."""
     case_type: Any = type(case)
     edges = _layout_edges(case_type, case.layout)
+    batch_size = len(getattr(case, "req_pool_indices", ()))
+    spare = max((placement.spare for _, placement in case.layout), default=0)
+    if batch_size > NOT_FEW and spare >= ROOMY * batch_size:
+        edges |= {"roomy output"}
     for table in case.tables():
         if case.span_of(table) > 2**31:
             edges |= {"wide table"}
@@ -220,7 +226,8 @@ def all_layout_edges(
             *(f"{other[p.dtype]} {name}" for name, p in plain.items() if name != table),
             *(f"offset {name}" for name in plain),
             *(f"spare {name}" for name in outputs),
-            *("offset", "pitched table", *(("spare output",) if outputs else ())),
+            *("offset", "pitched table"),
+            *(("spare output", "roomy output") if outputs else ()),
             *(("wide table", "long rows") if table else ()),
         ]
     )
