@@ -200,78 +200,32 @@ def write_slots_by_request(
     # warp for itself, which takes no barrier.
     num_lanes: tl.constexpr = WARP_SIZE if window_size <= 8 * WARP_SIZE else window_size
     lens_before = tl.zeros([num_lanes], max_len.dtype)
-    longest = tl.zeros([num_lanes], max_len.dtype)
+    num_left = tl.zeros([num_lanes], tl.int32)
     for first_idx in tl.static_range(0, window_size, num_lanes):
         idx = first_idx + tl.arange(0, num_lanes)
         lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
         lens_before += tl.where(idx < req_idx, lens, 0)
-        longest = tl.maximum(longest, lens)
+        num_left += count_tiles_left(lens, num_programs, tile_size)
+    total_left = tl.sum(num_left, axis=0)
     if offsets_ptr is None:
         first_element = tl.sum(lens_before, axis=0)
     else:
         first_element = tl.load(offsets_ptr + req_idx)
     store_slots_of_tile(out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size)
     # All programs share what is left.
-    if tl.max(longest, axis=0) > num_programs * tile_size:
-        write_tiles_left(
-            out_ptr,
-            num_elements,
-            req_pool_indices_ptr,
-            lens_ptr,
-            starts_ptr,
-            offsets_ptr,
-            batch_size,
-            num_skipped,
-            max_len,
-            req_to_page_ptr,
-            row_stride,
-            num_rows,
-            max_pages,
-            program,
-            num_programs,
-            req_idx,
-            page_size,
-            window_size,
-            tile_size,
-        )
-
-
-@triton.jit
-def write_tiles_left(
-    out_ptr,
-    num_elements,
-    req_pool_indices_ptr,
-    lens_ptr,
-    starts_ptr,
-    offsets_ptr,
-    batch_size,
-    num_skipped,
-    max_len,
-    req_to_page_ptr,
-    row_stride,
-    num_rows,
-    max_pages,
-    program,
-    num_programs,
-    req_idx,
-    page_size: tl.constexpr,
-    window_size: tl.constexpr,
-    tile_size: tl.constexpr,
-):
-    """Write what one program owes of the tiles that requests have too many of."""
-    idx = tl.arange(0, window_size)
-    lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
-    num_tiles = lens // tile_size + (lens % tile_size != 0).to(lens.dtype)
-    num_left_of_req = tl.maximum(num_tiles - num_programs, 0).to(tl.int32)
-    left_before = tl.cumsum(num_left_of_req, 0) - num_left_of_req
-    num_left = tl.sum(num_left_of_req, axis=0)
     left = req_idx * num_programs + program
-    while left < num_left:
+    while left < total_left:
+        idx_in_batch = tl.arange(0, window_size)
+        all_lens = load_lens(
+            lens_ptr, idx_in_batch, idx_in_batch < batch_size, num_skipped, max_len
+        )
+        num_left_of_req = count_tiles_left(all_lens, num_programs, tile_size)
+        left_before = tl.cumsum(num_left_of_req, 0) - num_left_of_req
         is_owner = (left_before <= left) & (left < left_before + num_left_of_req)
-        owner = tl.sum(tl.where(is_owner, idx, 0), axis=0)
+        owner = tl.sum(tl.where(is_owner, idx_in_batch, 0), axis=0)
         tile = num_programs + tl.sum(tl.where(is_owner, left - left_before, 0), axis=0)
         if offsets_ptr is None:
-            first_element = tl.sum(tl.where(idx < owner, lens, 0), axis=0)
+            first_element = tl.sum(tl.where(idx_in_batch < owner, all_lens, 0), axis=0)
         else:
             first_element = tl.load(offsets_ptr + owner)
         slot, tile_start, tile_len = load_slots_of_tile(
@@ -294,6 +248,17 @@ def write_tiles_left(
             out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size
         )
         left += batch_size * num_programs
+
+
+@triton.jit
+def count_tiles_left(lens, num_programs, tile_size: tl.constexpr):
+    """Return how many tiles of each request are left, where one has num_programs programs.
+
+    Args:
+        lens: Tokens of each request, none negative.
+    """
+    num_tiles = lens // tile_size + (lens % tile_size != 0).to(lens.dtype)
+    return tl.maximum(num_tiles - num_programs, 0).to(tl.int32)
 
 
 @triton.jit
