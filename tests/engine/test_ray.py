@@ -153,13 +153,16 @@ def test_a_campaign_on_a_cluster_is_interrupted_and_resumed(cluster, fuzz, write
         f"with open({str(pids)!r}, 'a') as file: file.write(f'{{os.getpid()}} {{os.getppid()}}\\n')"
     )
     command = fuzz_command(target, "--ray", cluster.address, "--workers", 2, "--resume")
+    # So many that they are not done before the signal arrives.
+    num_cases = 3 * NUM_CASES
+    command += ["--max-cases", str(num_cases)]
     said, report = fuzz(tmp_path, command, lambda process: process.send_signal(signal.SIGINT))
     assert "interrupted" in said
-    assert report["families"][FAMILY]["cases"] < NUM_CASES
+    assert report["families"][FAMILY]["cases"] < num_cases
     assert_ended(set(pids.read_text().split()))
     said, report = fuzz(tmp_path, command)
     assert "resumed: " in said
-    assert report["families"][FAMILY]["cases"] == NUM_CASES
+    assert report["families"][FAMILY]["cases"] == num_cases
 
 
 @pytest.mark.slow
