@@ -20,7 +20,7 @@ import dataclasses
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,7 +28,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from pagefault.case import Case, CaseError, PageTable, Placement
 from pagefault.device import prepare, versions
@@ -40,8 +39,8 @@ WAYS = ("strategies", "uniform", "plain")
 # In the interpreter a program takes a millisecond, and the planted kernels have one a request.
 DOMAIN = Domain(without=frozenset(["more than 64 requests", "wide table", "long rows"]))
 NUM_SAMPLES = 2000
-MAX_TOKENS = 800
-LENGTHS = frozenset(["input_lengths", "chunk_seq_lens"])
+MAX_REQUESTS, MAX_TOKENS = 64, 800
+LENGTHS = frozenset(["input_lengths", "chunk_seq_lens", "prefix_lens"])
 VALUES = frozenset(["value", "stale", "raised", "process died"])
 SHRINK_SECONDS = 30.0
 
@@ -69,7 +68,13 @@ class Ranges:
         from pagefault.stream import draw_cases
 
         ranges = cls(family.case_type)
-        draw_cases(family.strategy(DOMAIN), NUM_SAMPLES, 1, ranges._widen)
+
+        def see(case: Case) -> None:
+            # A call that is to be refused may have more.
+            if case.num_requests <= MAX_REQUESTS:
+                ranges._widen(case)
+
+        draw_cases(family.strategy(DOMAIN), NUM_SAMPLES, 1, see)
         return ranges
 
     def _see(self, name: str, *values: int) -> None:
@@ -126,26 +131,26 @@ class Ranges:
             else:
                 per_request = name in self.case_type.per_request_fields()
                 entries = batch_size if per_request else num_rows
+                if f"{name}: entries" in self.of:
+                    sizes = [self._number(random, f"{name}: entries") for _ in range(entries)]
+                    fields[name] = tuple(
+                        tuple(self._number(random, name) for _ in range(size))
+                        for size in within_budget(sizes)
+                    )
+                    continue
                 fields[name] = tuple(self._entry(random, name, num_rows) for _ in range(entries))
         if "batch_size" in fields:
             fields["batch_size"] = batch_size
         for name in LENGTHS & fields.keys():
-            left = MAX_TOKENS
-            kept = []
-            for length in fields[name]:
-                kept.append(min(length, left))
-                left -= kept[-1]
-            fields[name] = tuple(kept)
+            if name != "prefix_lens" or "req_to_page" in fields:
+                fields[name] = within_budget(fields[name])
         if batch_size and "uniform_input_length" in fields:
             fields["uniform_input_length"] = min(
                 fields["uniform_input_length"], MAX_TOKENS // batch_size
             )
         return self.case_type(**fields)
 
-    def _entry(self, random: Random, name: str, num_rows: int) -> Any:
-        if f"{name}: entries" in self.of:
-            entries = self._number(random, f"{name}: entries")
-            return tuple(self._number(random, name) for _ in range(entries))
+    def _entry(self, random: Random, name: str, num_rows: int) -> int:
         if name == "req_pool_indices":
             return random.randrange(num_rows) if num_rows else 0
         return self._number(random, name)
@@ -172,6 +177,16 @@ class Ranges:
             self._number(random, f"{name}: {what}") for what in ("offset", "pitch", "spare")
         )
         return Placement("int64" if is_int64 else "int32", offset, pitch, spare)
+
+
+def within_budget(wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return lengths that are cut where they add up to more tokens."""
+    left = MAX_TOKENS
+    kept = []
+    for length in wanted:
+        kept.append(min(length, left))
+        left -= kept[-1]
+    return tuple(kept)
 
 
 # Plain
@@ -301,6 +316,11 @@ def _look_for(arguments: tuple[Path, int, int]) -> tuple[Path, dict[str, list[Fo
 # The table
 
 
+def median_of(searches: list[Found]) -> float:
+    """Return the median of the cases of searches for one fault in one way."""
+    return statistics.median(each.num_cases for each in searches)
+
+
 def cells_of(results: list[tuple[Path, dict[str, list[Found]], str]]) -> list[list[str]]:
     """Return the rows of the table, the last of which are about all faults."""
     rows = []
@@ -309,7 +329,7 @@ def cells_of(results: list[tuple[Path, dict[str, list[Found]], str]]) -> list[li
     for path, found, size in sorted(results):
         row = [f"{path.parent.name}: {path.stem.replace('_', ' ')}"]
         for way in WAYS:
-            median = statistics.median(each.num_cases for each in found[way])
+            median = median_of(found[way])
             seconds = statistics.median(each.seconds for each in found[way])
             share = sum(each.is_found for each in found[way]) / len(found[way])
             medians[way].append(median)
@@ -346,11 +366,14 @@ def main(
         raise typer.Exit(2)
     context = multiprocessing.get_context("fork")
     results = []
-    with context.Pool(workers, maxtasksperchild=1) as pool, Progress(console=console) as progress:
-        task = progress.add_task("faults", total=len(paths))
+    started = time.perf_counter()
+    with context.Pool(workers, maxtasksperchild=1) as pool:
         for result in pool.imap_unordered(_look_for, [(path, seeds, cases) for path in paths]):
             results.append(result)
-            progress.advance(task)
+            name = result[0].relative_to(FAULTY)
+            done = f"{len(results)} of {len(paths)}, {time.perf_counter() - started:.0f} s"
+            medians = ", ".join(f"{way} {median_of(result[1][way]):g}" for way in WAYS)
+            console.print(f"{done}: {name}: {medians} cases", highlight=False)
     headings = ["fault", *(h for way in WAYS for h in (f"{way}: cases", "s")), "case"]
     lines = ["| " + " | ".join(headings) + " |", "| --- |" + " ---: |" * (len(headings) - 1)]
     lines += ["| " + " | ".join(row) + " |" for row in cells_of(results)]

@@ -63,22 +63,20 @@ RAGGED_SHAPES = {
     "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 512),
     "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
     "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024),
-    "many, large output": RaggedShape(False, True, 256, False, 64, 4, 2048, 4, 512),
 }
 """Few requests are 64 at most, some are 256, many may be any number.
 
 A batch within one window is looked at once. Requests are long where the output has room for many
-elements of each, and have programs of their own then; if it has room for very many, it may as well
-be that a few have them all. A small output takes many small programs, to spread it over the chip,
-and a large one programs that have much under way. `benchmarks/bench_kernels.py --sweep` tries
-other shapes.
+elements of each, and have programs of their own then, unless there are more than a window holds.
+Where it has room for very many of each of some, it is likely that one has most of them, and all
+programs share the tiles. `benchmarks/bench_kernels.py --sweep` tries other shapes.
 """
 
 LONG_LEN = 256
 """Elements that an output has room for, of each request, where these are long."""
 
 VERY_LONG_LEN = 2048
-"""Elements that an output has room for, of each request, where these are very long."""
+"""Elements that an output has room for, of each of some requests, where these are very long."""
 
 UNIFORM_SHAPES = {
     "any": UniformShape(256, 8),
@@ -89,7 +87,7 @@ CHUNKING_WINDOW_SIZE = 256
 """Requests of a chunk that one program of `chunking` looks at, at a time."""
 
 LARGE_OUTPUT = 2**18
-"""Elements from which an output is large."""
+"""Elements from which the output of requests of one length is large."""
 
 
 def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
@@ -105,10 +103,8 @@ def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
     elif batch_size <= 256:
         is_very_long = num_elements > VERY_LONG_LEN * batch_size
         name = "some, very long" if is_very_long else "some, long" if is_long else "some"
-    elif batch_size <= 1024 and is_long:
-        name = "many, long"
     else:
-        name = "many, large output" if num_elements >= LARGE_OUTPUT else "many"
+        name = "many, long" if is_long and batch_size <= 1024 else "many"
     return RAGGED_SHAPES[name]
 
 

@@ -1,8 +1,9 @@
 """Which request owns an element of a flat, ragged output: shared by the kernels.
 
-Requests own elements one after another, in batch order, as many as their length says. Where a
-batch is not so small that each request can have programs of its own, a launch has two sorts of
-programs, which write different elements and need nothing of each other:
+Requests own elements one after another, in batch order, as many as their length says. Where the
+output has room for many elements of each of not too many requests, each has programs of its own.
+Elsewhere a launch has two sorts of programs, which write different elements and need nothing of
+each other:
 
 - One program a group of requests writes the elements of those that have few, each in lanes of its
   own, so that no lane has to search for its request. That is all there is in a decode step.

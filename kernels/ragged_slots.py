@@ -200,7 +200,7 @@ def write_slots_by_request(
     # warp for itself, which takes no barrier.
     num_lanes: tl.constexpr = WARP_SIZE if window_size <= 8 * WARP_SIZE else window_size
     lens_before = tl.zeros([num_lanes], max_len.dtype)
-    num_left = tl.zeros([num_lanes], tl.int32)
+    num_left = tl.zeros([num_lanes], max_len.dtype)
     for first_idx in tl.static_range(0, window_size, num_lanes):
         idx = first_idx + tl.arange(0, num_lanes)
         lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
@@ -213,7 +213,7 @@ def write_slots_by_request(
         first_element = tl.load(offsets_ptr + req_idx)
     store_slots_of_tile(out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size)
     # All programs share what is left.
-    left = req_idx * num_programs + program
+    left = (req_idx * num_programs + program).to(total_left.dtype)
     while left < total_left:
         idx_in_batch = tl.arange(0, window_size)
         all_lens = load_lens(
@@ -255,10 +255,11 @@ def count_tiles_left(lens, num_programs, tile_size: tl.constexpr):
     """Return how many tiles of each request are left, where one has num_programs programs.
 
     Args:
-        lens: Tokens of each request, none negative.
+        lens: Tokens of each request, none negative; of the type of max_len, in which a batch that
+            is looked at in one window has no more tiles than can be counted.
     """
     num_tiles = lens // tile_size + (lens % tile_size != 0).to(lens.dtype)
-    return tl.maximum(num_tiles - num_programs, 0).to(tl.int32)
+    return tl.maximum(num_tiles - num_programs, 0)
 
 
 @triton.jit

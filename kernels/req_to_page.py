@@ -434,7 +434,7 @@ def update_block_table(
     req_to_page = check_page_table("req_to_page", req_to_page)
     _check_same_device(device, req_to_page.device)
     step = _Step.of(forward_op)
-    if not step.sizes:
+    if len(step.sizes) == 0:
         return
     num_rows, max_pages = req_to_page.shape
     packed = _pack(step, req_to_page.is_cuda) or _pack(_checked(step), req_to_page.is_cuda)
@@ -495,7 +495,7 @@ def _launch_update(
     if batch_size == 0 or num_page_ids == 0 or num_rows == 0 or max_pages == 0:
         return
     check_launchable("req_to_page", req_to_page, update_req_to_page_kernel)
-    # A large output's shape is for runs of consecutive slots, which page ids don't make.
+    # The shapes for long requests are for runs of consecutive slots, which page ids don't make.
     shape = ragged_shape(batch_size, 0)
     grid = ragged_grid(batch_size, num_page_ids, num_page_ids, shape)
     with on_device_of(req_to_page):

@@ -249,6 +249,18 @@ def test_bad_step_is_refused_and_writes_nothing(device, change, error, message):
     assert memory.tolist() == expected
 
 
+def test_vectors_of_a_step_may_be_arrays(device):
+    table, memory = numbered_table(4, 4, device)
+    expected = written(memory, [(3, 0, [5, 6]), (1, 1, [7])])
+    sizes = np.array([2, 1])
+    update_block_table(
+        step(np.array([3, 1]), np.array([0, 1]), [[5, 6], [7]], None, sizes), device, table
+    )
+    assert memory.tolist() == expected
+    with pytest.raises(ValueError, match=r"begins\[0\] is -1"):
+        update_block_table(step([1], [-1], [[]], None, np.array([0])), device, table)
+
+
 @pytest.mark.parametrize(
     ("wanted", "error"),
     [("meta", ValueError), ("cuda:7", ValueError), ("no device", ValueError), (0, TypeError)],
