@@ -26,6 +26,9 @@ LENGTHS = (
 )
 # Where a target's sizes are known, a quarter of the requests are as long as a tile.
 LENGTHS_NEAR_SIZES = LENGTHS + ("tile",) * 5
+# In a batch of more than so many, one request may be so much longer than the others.
+MANY = 64
+PREFILLS = (1100, 2100, 4200)
 STARTS = (
     *("zero", "page", "inside", "row end", "up to row end", "across row end", "last page"),
     *("page", "inside", "up to row end", "far"),
@@ -106,6 +109,9 @@ def make_batch(
     wanted = [spot.length(size) for spot in spots]
     if not roles.uniform:
         wanted = only_some(choices, wanted)
+    if batch_size > MANY and choices.one_in(6):
+        # A prefill among decodes.
+        wanted[choices.below(batch_size)] = choices.pick(PREFILLS)
     lengths = within_budget(wanted, MAX_TOKENS)
     if roles.uniform and lengths:
         lengths = [min(lengths[0], max(1, MAX_TOKENS // batch_size))] * batch_size

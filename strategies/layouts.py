@@ -20,10 +20,12 @@ MOST_RESERVED_ROWS = 8
 # An output may be longer than what a kernel handles at a time, with few tokens in it.
 SPARES = (0, 1, 5, 300, 0, 1, 5, 1100)
 
-# Or have room for so many tokens of each request, as where it was allocated for the longest step:
-# a launcher that can't know the lengths takes its launch from the sizes of batch and output.
+# It may also have room for so many tokens of each request, as where it was allocated for the
+# longest step: a launcher that does not know the lengths goes by the sizes of batch and output.
 ROOMS = (260, 260, 260, 1000, 2100)
 MOST_ROOM = 2**19
+# More often where the requests are more than few, since these come seldom.
+FEW, ROOMY_ONE_IN = 64, (30, 12)
 
 OTHER_DTYPE = {"int32": "int64", "int64": "int32"}
 
@@ -68,7 +70,7 @@ def layout(
         outputs: Tensors that may have spare elements.
         table: The page table, which may be pitched.
         domain: Its `without` may name "offset", "spare output" and "pitched table".
-        batch_size: Requests that an output has tokens of.
+        batch_size: Requests in the batch; 0 where the outputs do not grow with it.
     """
     fancy = choices.one_in(2)
     placements = []
@@ -82,7 +84,7 @@ def layout(
             if domain.sizes and choices.one_in(8):
                 size = choices.pick((max(domain.sizes), choices.pick(domain.sizes)))
                 spare = size + choices.pick(AROUND)
-            elif choices.one_in(24):
+            elif choices.one_in(ROOMY_ONE_IN[batch_size > FEW]):
                 room = choices.pick(ROOMS) * batch_size
                 spare = room if room <= MOST_ROOM else spare
         if fancy and name == table and "pitched table" not in domain.without:

@@ -31,9 +31,10 @@ MOST_CELLS_KEPT = 64
 # Of a larger one nobody asks for the ids.
 MOST_CELLS_CUT = 2**13
 
-# The edges of a batch that has more requests than so many.
 # An output with room for so many tokens of each of more than so many requests is roomy.
 ROOMY, NOT_FEW = 256, 64
+
+# The edges of a batch that has more requests than so many.
 MANY_REQUESTS = {f"more than {number} requests": number for number in (64, 1024)}
 
 PLACES = ("first", "middle", "last")
@@ -191,7 +192,7 @@ def layout_edges(case: Case) -> frozenset[str]:
     edges = _layout_edges(case_type, case.layout)
     batch_size = len(getattr(case, "req_pool_indices", ()))
     spare = max((placement.spare for _, placement in case.layout), default=0)
-    if batch_size > NOT_FEW and spare >= ROOMY * batch_size:
+    if batch_size > NOT_FEW and spare > ROOMY * batch_size:
         edges |= {"roomy output"}
     for table in case.tables():
         if case.span_of(table) > 2**31:
