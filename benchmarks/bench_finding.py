@@ -200,6 +200,9 @@ def plain_case(family: Family, random: Random) -> Case:
     starts = [random.randint(0, 100) for _ in range(batch_size)]
     rows = random.sample(range(1, batch_size + 1), batch_size)
     table = PageTable(batch_size + 1, -(-200 // page_size))
+    page_ids = tuple(
+        tuple(random.randint(1, 1000) for _ in range(-(-length // page_size))) for length in lengths
+    )
     values: dict[str, Any] = {
         "req_pool_indices": tuple(rows),
         "page_size": page_size,
@@ -219,10 +222,8 @@ def plain_case(family: Family, random: Random) -> Case:
         "chunk_len": page_size,
         "chunk_capacity": page_size * batch_size,
         "begins": tuple(start // page_size for start in starts),
-        "new_occupied_pages": tuple(
-            tuple(random.randint(1, 1000) for _ in range(-(-length // page_size)))
-            for length in lengths
-        ),
+        "new_occupied_pages": page_ids,
+        "sizes": tuple(map(len, page_ids)),
     }
     names = [field.name for field in dataclasses.fields(family.case_type) if field.name != "layout"]
     return family.case_type(**{name: values[name] for name in names})
