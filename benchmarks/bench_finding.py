@@ -131,24 +131,28 @@ class Ranges:
             else:
                 per_request = name in self.case_type.per_request_fields()
                 entries = batch_size if per_request else num_rows
-                if f"{name}: entries" in self.of:
-                    sizes = [self._number(random, f"{name}: entries") for _ in range(entries)]
-                    fields[name] = tuple(
-                        tuple(self._number(random, name) for _ in range(size))
-                        for size in within_budget(sizes)
-                    )
-                    continue
-                fields[name] = tuple(self._entry(random, name, num_rows) for _ in range(entries))
+                is_nested = f"{name}: entries" in self.of
+                fields[name] = (
+                    self._lists(random, name, entries)
+                    if is_nested
+                    else tuple(self._entry(random, name, num_rows) for _ in range(entries))
+                )
         if "batch_size" in fields:
             fields["batch_size"] = batch_size
         for name in LENGTHS & fields.keys():
             if name != "prefix_lens" or "req_to_page" in fields:
-                fields[name] = within_budget(fields[name])
+                fields[name] = cut_to_budget(fields[name])
         if batch_size and "uniform_input_length" in fields:
             fields["uniform_input_length"] = min(
                 fields["uniform_input_length"], MAX_TOKENS // batch_size
             )
         return self.case_type(**fields)
+
+    def _lists(self, random: Random, name: str, num_lists: int) -> tuple[tuple[int, ...], ...]:
+        sizes = [self._number(random, f"{name}: entries") for _ in range(num_lists)]
+        return tuple(
+            tuple(self._number(random, name) for _ in range(size)) for size in cut_to_budget(sizes)
+        )
 
     def _entry(self, random: Random, name: str, num_rows: int) -> int:
         if name == "req_pool_indices":
@@ -179,8 +183,8 @@ class Ranges:
         return Placement("int64" if is_int64 else "int32", offset, pitch, spare)
 
 
-def within_budget(wanted: Sequence[int]) -> tuple[int, ...]:
-    """Return lengths that are cut where they add up to more tokens."""
+def cut_to_budget(wanted: Sequence[int]) -> tuple[int, ...]:
+    """Return lengths of which those are 0 for which no tokens are left."""
     left = MAX_TOKENS
     kept = []
     for length in wanted:

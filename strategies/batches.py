@@ -10,6 +10,7 @@ from .edges import (
     AROUND,
     INT32_MAX,
     MAX_TOKENS,
+    SMALL_BATCH,
     TILE_SIZES,
     Choices,
     num_requests,
@@ -26,8 +27,7 @@ LENGTHS = (
 )
 # Where a target's sizes are known, a quarter of the requests are as long as a tile.
 LENGTHS_NEAR_SIZES = LENGTHS + ("tile",) * 5
-# In a batch of more than so many, one request may be so much longer than the others.
-MANY = 64
+# In a batch that is not small, one request may be so much longer than the others.
 PREFILLS = (1100, 2100, 4200)
 STARTS = (
     *("zero", "page", "inside", "row end", "up to row end", "across row end", "last page"),
@@ -109,7 +109,7 @@ def make_batch(
     wanted = [spot.length(size) for spot in spots]
     if not roles.uniform:
         wanted = only_some(choices, wanted)
-    if batch_size > MANY and choices.one_in(6):
+    if batch_size > SMALL_BATCH and choices.one_in(6):
         # A prefill among decodes.
         wanted[choices.below(batch_size)] = choices.pick(PREFILLS)
     lengths = within_budget(wanted, MAX_TOKENS)

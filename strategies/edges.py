@@ -119,6 +119,8 @@ def sampler_of(strategy: st.SearchStrategy[T]) -> Callable[[Random], T | None] |
     return _samplers.get(strategy)
 
 
+# A kernel may treat a batch of more in another way; such a batch comes seldom.
+SMALL_BATCH = 64
 # Batches near a size of the target's come as often as they are cheap.
 LARGE_BATCH, LARGEST_BATCH = 2**11, 2**13
 

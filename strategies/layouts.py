@@ -8,7 +8,7 @@ from typing import TypeVar
 from pagefault.case import Case, CaseError, Placement, with_row_stride
 from pagefault.family import Domain
 
-from .edges import AROUND, Choices
+from .edges import AROUND, SMALL_BATCH, Choices
 
 C = TypeVar("C", bound=Case)
 
@@ -24,8 +24,8 @@ SPARES = (0, 1, 5, 300, 0, 1, 5, 1100)
 # longest step: a launcher that does not know the lengths goes by the sizes of batch and output.
 ROOMS = (260, 260, 260, 1000, 2100)
 MOST_ROOM = 2**19
-# More often where the requests are more than few, since these come seldom.
-FEW, ROOMY_ONE_IN = 64, (30, 12)
+# In a small batch, and in a larger one, which comes seldom.
+ROOMY_ONE_IN = (30, 12)
 
 OTHER_DTYPE = {"int32": "int64", "int64": "int32"}
 
@@ -84,7 +84,7 @@ def layout(
             if domain.sizes and choices.one_in(8):
                 size = choices.pick((max(domain.sizes), choices.pick(domain.sizes)))
                 spare = size + choices.pick(AROUND)
-            elif choices.one_in(ROOMY_ONE_IN[batch_size > FEW]):
+            elif choices.one_in(ROOMY_ONE_IN[batch_size > SMALL_BATCH]):
                 room = choices.pick(ROOMS) * batch_size
                 spare = room if room <= MOST_ROOM else spare
         if fancy and name == table and "pitched table" not in domain.without:

@@ -350,18 +350,18 @@ import sys, types
 import torch
 import pagefault, pagefault.device
 pagefault.device.prepare("cpu")
-import kernels
+import engine_kernels
 
-kernels.compute_out_cache_loc = pagefault.record(
-    kernels.compute_out_cache_loc, out="cases", only_failing="only" in sys.argv
+engine_kernels.compute_out_cache_loc = pagefault.record(
+    engine_kernels.compute_out_cache_loc, out="cases", only_failing="only" in sys.argv
 )
 table = torch.tensor([[3, 10], [17, 24]], dtype=torch.int32)
 for start in (1, 6, 7):
     out = torch.zeros(2, dtype=torch.int32)
     rows, lengths = torch.tensor([1]), torch.tensor([2], dtype=torch.int32)
     starts = torch.tensor([start], dtype=torch.int32)
-    kernels.compute_out_cache_loc(out, rows, lengths, starts, table, 4)
-print(kernels.compute_out_cache_loc.recorder.num_written)
+    engine_kernels.compute_out_cache_loc(out, rows, lengths, starts, table, 4)
+print(engine_kernels.compute_out_cache_loc.recorder.num_written)
 """
 KERNELS = """
 from pagefault.kernels import out_cache_loc
@@ -380,14 +380,14 @@ def test_repro_runs_what_an_engine_has_recorded(
     request, environment, tmp_path, arguments, num_written
 ):
     (tmp_path / "engine.py").write_text(ENGINE)
-    (tmp_path / "kernels.py").write_text(KERNELS)
+    (tmp_path / "engine_kernels.py").write_text(KERNELS)
     engine = recording_engine(tmp_path, environment, arguments)
     assert engine.stdout.strip() == str(num_written), engine.stderr
     statuses = {}
     for path in sorted((tmp_path / "cases").iterdir()):
         start = json.loads(path.read_text())["cache_start"][0]
         process = request.getfixturevalue("pagefault")(
-            "repro", path, "--target", "kernels.py", "--device", "cpu", cwd=tmp_path
+            "repro", path, "--target", "engine_kernels.py", "--device", "cpu", cwd=tmp_path
         )
         statuses[start] = process.returncode
     expected = {1: 0, 6: 0, 7: 1}

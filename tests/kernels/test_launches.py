@@ -149,7 +149,9 @@ def test_uniform_slots_in_every_shape(device, name, length, monkeypatch):
     assert out.tolist() == inputs.slots + [UNTOUCHED] * 9
 
 
-@pytest.mark.parametrize("num_elements", [0, 1, 2**16, 2**17, 2**18, 2**19, 2**31], ids=str)
+@pytest.mark.parametrize(
+    "num_elements", [0, 1, 2**16, 2**17, 2**18 - 1, 2**18, 2**19, 2**31], ids=str
+)
 @pytest.mark.parametrize("batch_size", [1, 64, 65, 256, 257, 1024, 1025, 100_000], ids=str)
 def test_one_window_holds_the_whole_batch(batch_size, num_elements):
     shape = ragged_shape(batch_size, num_elements)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..case import MOST_FILLED_ELEMENTS, Case, PageTable, Placement, with_row_stride
 from ..family import Changes, Explanation
 from ..memory import POISONS
-from ..strategies.edges import INT32_MAX
+from ..strategies.edges import INT32_MAX, SMALL_BATCH
 from ..strategies.edges import TILE_SIZES as DRAWN_TILE_SIZES
 
 # Tokens that one program of our kernels handles; other kernels' tiles are powers of two as well.
@@ -31,11 +31,11 @@ MOST_CELLS_KEPT = 64
 # Of a larger one nobody asks for the ids.
 MOST_CELLS_CUT = 2**13
 
-# An output with room for so many tokens of each of more than so many requests is roomy.
-ROOMY, NOT_FEW = 256, 64
+# An output with room for more tokens of each request than this is roomy, in a batch not small.
+ROOMY = 256
 
 # The edges of a batch that has more requests than so many.
-MANY_REQUESTS = {f"more than {number} requests": number for number in (64, 1024)}
+MANY_REQUESTS = {f"more than {number} requests": number for number in (SMALL_BATCH, 1024)}
 
 PLACES = ("first", "middle", "last")
 _ZERO_LENGTH = [f"zero length: {place}" for place in PLACES]
@@ -191,8 +191,9 @@ def layout_edges(case: Case) -> frozenset[str]:
     case_type: Any = type(case)
     edges = _layout_edges(case_type, case.layout)
     batch_size = len(getattr(case, "req_pool_indices", ()))
-    spare = max((placement.spare for _, placement in case.layout), default=0)
-    if batch_size > NOT_FEW and spare > ROOMY * batch_size:
+    if batch_size > SMALL_BATCH and any(
+        placement.spare > ROOMY * batch_size for _, placement in case.layout
+    ):
         edges |= {"roomy output"}
     for table in case.tables():
         if case.span_of(table) > 2**31:
