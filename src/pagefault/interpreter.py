@@ -7,8 +7,11 @@ missing, the interpreter is left as it is.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from types import FunctionType
 from typing import Any
+
+from . import interpreter_types
 
 _tuned = False
 
@@ -22,7 +25,22 @@ def tune() -> None:
     from triton.runtime import interpreter
 
     _let_integers_wrap(interpreter)
+    if _keeps_types(interpreter):
+        interpreter_types.keep_array_types(interpreter)
     _patch_language_once_a_launch(interpreter)
+
+
+def _keeps_types(interpreter: Any) -> bool:
+    """Return whether the interpreter has all that `interpreter_types` works on."""
+    core = interpreter.tl.core
+    semantic = type(getattr(interpreter, "interpreter_semantic", None))
+    places = [
+        (interpreter, ("_get_np_dtype", "TensorHandle")),
+        (core, ("block_type", "tensor", "dtype", "tuple", "constexpr", "builtin")),
+        (semantic, ("binary_op_type_checking_impl", "broadcast_impl_value")),
+        (semantic, ("cast", "computation_type_impl")),
+    ]
+    return all(hasattr(place, name) for place, names in places for name in names)
 
 
 def _let_integers_wrap(interpreter: Any) -> None:
@@ -79,6 +97,14 @@ def _patch_language_once_a_launch(interpreter: Any) -> None:
         # Triton 3.6 converts arrays of one element to a number, which NumPy 2.5 refuses.
         scope.set_attr(language.tensor, "__index__", _index_of)
         scope.set_attr(language.tensor, "__bool__", _truth_of)
+        if _keeps_types(interpreter):
+            times = Counter((id(place), name) for place, name, _ in scope._changes)
+            for place, name, original in list(scope._changes):
+                call = interpreter_types.direct(original, interpreter)
+                if call is not None and times[id(place), name] == 1:
+                    scope.set_attr(place, name, call)
+            for place, name, value in interpreter_types.changes(interpreter):
+                scope.set_attr(place, name, value)
         originals: dict[tuple[int, str], tuple[Any, Any]] = {}
         for place, name, original in scope._changes:
             originals.setdefault((id(place), name), (place, original))
