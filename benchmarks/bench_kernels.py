@@ -1036,13 +1036,13 @@ def ragged_candidates() -> list[Any]:
         for most in mosts
     ]
     whole = [
-        RaggedShape(False, looks_first, 256, True, *group, *tile, 512)
+        RaggedShape(False, looks_first, 256, True, *group, *tile, 640)
         for looks_first in (True, False)
         for group in ((8, 4), (16, 4), (32, 4))
         for tile in tiles
     ]
     walked = [
-        RaggedShape(False, True, window, False, *group, *tile, 512)
+        RaggedShape(False, True, window, False, *group, *tile, 640)
         for window in (256, 1024, 2048)
         for group in ((32, 4), (64, 4), (128, 4))
         for tile in ((1024, 4), (1024, 8), (2048, 4), (4096, 8))

@@ -60,7 +60,7 @@ RAGGED_SHAPES = {
     "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512),
     "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512),
     "some, long": RaggedShape(True, False, 256, True, 8, 8, 1024, 2, 512),
-    "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 512),
+    "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 640),
     "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
     "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024),
 }

@@ -200,30 +200,35 @@ def write_slots_by_request(
     # warp for itself, which takes no barrier.
     num_lanes: tl.constexpr = WARP_SIZE if window_size <= 8 * WARP_SIZE else window_size
     lens_before = tl.zeros([num_lanes], max_len.dtype)
-    num_left = tl.zeros([num_lanes], max_len.dtype)
+    longest = tl.zeros([num_lanes], max_len.dtype)
     for first_idx in tl.static_range(0, window_size, num_lanes):
         idx = first_idx + tl.arange(0, num_lanes)
         lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
         lens_before += tl.where(idx < req_idx, lens, 0)
-        num_left += count_tiles_left(lens, num_programs, tile_size)
-    total_left = tl.sum(num_left, axis=0)
+        longest = tl.maximum(longest, lens)
+    has_left = tl.max(longest, axis=0) > num_programs * tile_size
     if offsets_ptr is None:
         first_element = tl.sum(lens_before, axis=0)
     else:
         first_element = tl.load(offsets_ptr + req_idx)
     store_slots_of_tile(out_ptr, num_elements, first_element, tile_start, tile_len, slot, tile_size)
-    # All programs share what is left.
-    left = (req_idx * num_programs + program).to(total_left.dtype)
+    # All programs share what is left. How much that is only those find out that have to: an `if`
+    # around the loop would say so more plainly, but slows down what comes before it.
+    left = (req_idx * num_programs + program).to(max_len.dtype)
+    total_left = tl.where(has_left, left + 1, left)
     while left < total_left:
         idx_in_batch = tl.arange(0, window_size)
         all_lens = load_lens(
             lens_ptr, idx_in_batch, idx_in_batch < batch_size, num_skipped, max_len
         )
         num_left_of_req = count_tiles_left(all_lens, num_programs, tile_size)
+        total_left = tl.sum(num_left_of_req, axis=0)
         left_before = tl.cumsum(num_left_of_req, 0) - num_left_of_req
         is_owner = (left_before <= left) & (left < left_before + num_left_of_req)
         owner = tl.sum(tl.where(is_owner, idx_in_batch, 0), axis=0)
         tile = num_programs + tl.sum(tl.where(is_owner, left - left_before, 0), axis=0)
+        # No request has so many tiles.
+        tile = tl.where(left < total_left, tile, max_len)
         if offsets_ptr is None:
             first_element = tl.sum(tl.where(idx_in_batch < owner, all_lens, 0), axis=0)
         else:
@@ -257,9 +262,11 @@ def count_tiles_left(lens, num_programs, tile_size: tl.constexpr):
     Args:
         lens: Tokens of each request, none negative; of the type of max_len, in which a batch that
             is looked at in one window has no more tiles than can be counted.
+        num_programs: Scalar, at least 1.
     """
-    num_tiles = lens // tile_size + (lens % tile_size != 0).to(lens.dtype)
-    return tl.maximum(num_tiles - num_programs, 0)
+    # One program handles a tile at least, so what is added to the rest cannot wrap.
+    num_over = tl.maximum(lens - num_programs * tile_size, 0)
+    return (num_over + (tile_size - 1)) // tile_size
 
 
 @triton.jit

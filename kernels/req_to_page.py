@@ -627,7 +627,7 @@ def _pack(step: _Step, is_pinned: bool) -> _Packed | None:
     numbers = torch.empty(num_ints, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
     array = numbers.numpy()
     array[:] = values[is_int]
-    vectors = array[: 3 * batch_size].reshape(3, -1)
+    vectors = array[: 3 * batch_size].reshape(3, batch_size)
     return _Packed(numbers, vectors, num_page_ids_of_reqs)
 
 

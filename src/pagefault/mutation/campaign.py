@@ -96,7 +96,8 @@ class _Child:
             }
             self.first, self.checks = said, {"process": None}
         if not self.first:
-            return Outcome(self.mutant, SURVIVED, len(self.items), seconds=seconds)
+            num_cases = self.at + 1 if self.items else 0
+            return Outcome(self.mutant, SURVIVED, num_cases, seconds=seconds)
         first: dict[str, object] = self.first
         number = first["number"]
         checks = first["checks"]

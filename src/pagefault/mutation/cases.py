@@ -30,7 +30,7 @@ ROUNDS = 2
 
 # What ends a call that goes on and on; the limit of a mutant is that of the original many times:
 # one that is only slow, because it launches a program for each request, is not found.
-LEAST_SECONDS = 3.0
+LEAST_SECONDS = 2.0
 TIMES_ORIGINAL = 100
 
 

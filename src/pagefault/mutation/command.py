@@ -94,7 +94,9 @@ def mutate(wanted: Wanted, target: Target, progress: Progress) -> Report:
         Interrupts() as interrupts,
         tempfile.TemporaryDirectory(prefix="pagefault-mutants-") as folder,
     ):
-        setting = Setting(wanted.target, modules, wanted.strict, Path(folder))
+        setting = Setting(
+            wanted.target, modules, wanted.strict, Path(folder), not wanted.only_listed
+        )
         decks = _decks(wanted, setting, target, checker, mutants, progress, interrupts)
         if decks and all(deck.num_usable for deck in decks.values()):
             listed = wanted.listed

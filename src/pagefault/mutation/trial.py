@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ from .mutants import Module, Mutant
 # A mutant may take so much memory on top of what this process has.
 MEMORY_BYTES = 2 << 30
 
+# A mutant that nothing has found is tried for so long at most, for each call that it is to be tried
+# on: longer than most take, but one that is right and launches a hundred programs where one is
+# enough would go on for minutes.
+SECONDS_A_CALL = 0.04
+
 # So many calls more, where values alone have seen a mutant, for other checks to see it too.
 CALLS_FOR_OTHERS = 5
 
@@ -41,12 +47,14 @@ class Setting:
         modules: The target's, by name.
         strict: As `Checker` takes it.
         scratch: A folder for the mutants.
+        is_limited: Whether a mutant that nothing has found is tried for so long at most.
     """
 
     target: str
     modules: Mapping[str, Module]
     strict: bool
     scratch: Path
+    is_limited: bool = True
 
 
 def write_mutant(setting: Setting, number: int, mutant: Mutant) -> Path:
@@ -170,6 +178,7 @@ class Trial:
         target = load_changed(self._setting, {mutant.module: path})
         checker = Checker(target, "cpu", strict=self._setting.strict)
         limits = Limits(MEMORY_BYTES)
+        end = time.process_time() + SECONDS_A_CALL * len(items)
         for self._at, (item, cost) in enumerate(items):
             self._say({"at": self._at})
             limits.start(item, cost)
@@ -185,6 +194,9 @@ class Trial:
                 checks = checks_of(verdict.findings, isinstance(item.call, Garbage))
                 self._say_found(checks, first.kind, first.headline)
             if is_settled(self._seen, self._num_since):
+                return
+            is_late = self._setting.is_limited and time.process_time() > end
+            if is_late and not self._seen:
                 return
 
     def say_broken(self, error: Exception) -> None:
