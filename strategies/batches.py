@@ -112,7 +112,7 @@ def make_batch(
     if batch_size > SMALL_BATCH and choices.one_in(6):
         # A prefill among decodes.
         wanted[choices.below(batch_size)] = choices.pick(PREFILLS)
-    lengths = within_budget(wanted, MAX_TOKENS)
+    lengths = within_budget(choices, wanted, MAX_TOKENS)
     if roles.uniform and lengths:
         lengths = [min(lengths[0], max(1, MAX_TOKENS // batch_size))] * batch_size
     largest_start = min(DTYPE_RANGES[dtype_of[name]][-1] for name in roles.starts + roles.ends)

@@ -333,7 +333,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
             TILE_SIZES[anything % len(TILE_SIZES)] + around,
         )[kind]
         wanted.append(min(max(0, prefix_len), row_end, MOST_PREFIX_TOKENS))
-    prefixes = within_budget(only_some(choices, wanted), MAX_PREFIX_TOKENS)
+    prefixes = within_budget(choices, only_some(choices, wanted), MAX_PREFIX_TOKENS)
     longest = max(prefixes, default=0)
     # Capacities that divide nothing: a chunk length at which the longest prefix ends in, at or
     # one past a chunk, and a rest that no request gets.

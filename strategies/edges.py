@@ -39,7 +39,7 @@ NUM_REQUESTS = (
 )
 # A kernel that looks at a whole batch does so for one more than a power of two, or it does not;
 # one that looks at what lies before a group of requests does so for a group more.
-MANY_REQUESTS = (*(257, 300) * 12, *(513,) * 4, *(1025,) * 3, 2049, 4097)
+MANY_REQUESTS = (*(257, 300) * 8, *(513,) * 4, *(1025,) * 4, 2049, 4097)
 PAGE_SIZES = (1, 2, 4, 4, 16, 16, 64, 64, 3, 5, 7, 8, 12, 32, 48, 100, 128, 256, 1000)
 HUGE_PAGE_SIZES = (2**16, 2**20, 2**30, INT32_MAX)
 MAX_PAGES = (
@@ -153,18 +153,23 @@ def only_some(choices: Choices, wanted: Sequence[int]) -> list[int]:
     return [length if (num_requests - 1 - i) % step == 0 else 0 for i, length in enumerate(wanted)]
 
 
-def within_budget(wanted: Sequence[int], budget: int) -> list[int]:
+def within_budget(choices: Choices, wanted: Sequence[int], budget: int) -> list[int]:
     """Return lengths of which some are cut, so that they add up to little more than a budget.
 
-    One long request may be longer if the others are not; and where there are many, those for which
-    nothing is left have one each: a fault may be in the last.
+    One long request may be longer if the others are not. Where there are many, those for which
+    nothing is left have one each: a fault may be in the last. Now and then those in front are the
+    ones that are cut: a fault may be in a long one behind many.
     """
-    left = max(budget, max(wanted, default=0) + len(wanted))
-    kept = []
-    for i, length in enumerate(wanted):
-        num_after = len(wanted) - i - 1
-        kept.append(min(length, max(1, left - num_after)))
-        left -= kept[-1]
+    num_requests = len(wanted)
+    first = 0
+    if num_requests > FEW_REQUESTS and choices.one_in(2):
+        first = num_requests - 1 - choices.below(choices.pick((9, num_requests)))
+    left = max(budget, max(wanted, default=0) + num_requests)
+    kept = [0] * num_requests
+    for num_after in range(num_requests - 1, -1, -1):
+        i = (first - num_after - 1) % num_requests
+        kept[i] = min(wanted[i], max(1, left - num_after))
+        left -= kept[i]
     return kept
 
 

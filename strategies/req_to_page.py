@@ -153,7 +153,7 @@ def _make_pages(
             "tile": TILE_SIZES[anything % len(TILE_SIZES)] + around,
         }[num_kind]
         wanted.append(max(0, num_pages))
-    counts = within_budget(only_some(choices, wanted), MAX_PAGES_WRITTEN)
+    counts = within_budget(choices, only_some(choices, wanted), MAX_PAGES_WRITTEN)
     begins, page_ids = [], []
     next_free: dict[int, int] = {}
     tag = table.rule(num_rows, 0)

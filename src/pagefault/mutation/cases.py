@@ -28,10 +28,13 @@ GARBAGE_ONE_IN = 2
 # So many calls have each feature, where there are so many, before any is taken for being cheap.
 ROUNDS = 2
 
+# What has more is a place far outside, and no size.
+MOST_BITS = 14
+
 # What ends a call that goes on and on; the limit of a mutant is that of the original many times:
 # one that is only slow, because it launches a program for each request, is not found.
 LEAST_SECONDS = 2.0
-TIMES_ORIGINAL = 100
+TIMES_ORIGINAL = 40
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,18 @@ class Item:
         if not isinstance(self.call, Garbage):
             return edges
         return edges | {EDGE} | _kinds_of_garbage(self.family, self.call)
+
+    @cached_property
+    def sizes(self) -> frozenset[str]:
+        """How many requests there are and how much the largest has of each field, in bits."""
+        found = {f"{self.case.num_requests.bit_length()} bits of requests"}
+        for name in self.case.per_request_fields():
+            entries = getattr(self.case, name)
+            sizes = [entry if isinstance(entry, int) else len(entry) for entry in entries]
+            num_bits = max(sizes, default=0).bit_length()
+            if num_bits <= MOST_BITS:
+                found.add(f"{num_bits} bits of {name}")
+        return frozenset(found)
 
     def check(self, checker: Checker) -> Verdict:
         """Return what is wrong with the target's answer."""
@@ -188,7 +203,7 @@ class Deck:
         """What tells each call from others: its edges, and how often it reaches each part."""
         return [
             item.edges
-            | {f"{item.case.num_requests.bit_length()} bits of requests"}
+            | item.sizes
             | {
                 f"{module}:{start} {min(count.bit_length(), 3)}"
                 for (module, start), count in cost.reached.items()
