@@ -73,20 +73,18 @@ def write_chunks(
         chunk_len: Scalar, tokens.
         window_size: Requests looked at, at a time.
     """
-    num_requests = batch_size.to(tl.int64)
-    len_limit = chunk_len.to(tl.int64)
-    num_cells = num_chunks.to(tl.int64) * num_requests
-    row_ptr = chunks_ptr + chunk_idx * num_requests
-    cum_row_ptr = chunks_ptr + 3 * num_cells + chunk_idx * (num_requests + 1)
-    start = chunk_idx * len_limit
+    num_cells = num_chunks.to(tl.int64) * batch_size
+    row_ptr = chunks_ptr + chunk_idx * batch_size
+    cum_row_ptr = chunks_ptr + 3 * num_cells + chunk_idx * (batch_size + 1)
+    start = chunk_idx * chunk_len
     total = tl.full((), 0, tl.int64)
-    walked = tl.full((), 0, tl.int64)
+    walked = 0
     tl.store(cum_row_ptr, total.to(tl.int32))
-    while walked < num_requests:
+    while walked < batch_size:
         req_idx = walked + tl.arange(0, window_size)
-        is_request = req_idx < num_requests
-        prefix_len = tl.load(prefix_lens_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
-        end = tl.minimum(tl.maximum(prefix_len, 0), start + len_limit)
+        is_request = req_idx < batch_size
+        prefix_len = tl.load(prefix_lens_ptr + req_idx, mask=is_request).to(tl.int64)
+        end = tl.minimum(tl.maximum(prefix_len, 0), start + chunk_len)
         len_in_chunk = tl.where(is_request, tl.maximum(end - start, 0), 0)
         cum_seq_len = total + tl.cumsum(len_in_chunk, 0)
         tl.store(row_ptr + req_idx, (start + tl.zeros_like(end)).to(tl.int32), mask=is_request)
@@ -581,13 +579,10 @@ def _chunk(prefix_lens: torch.Tensor, num_chunks: int, chunk_len: int) -> Chunks
     flat = torch.empty(4 * num_cells + num_chunks, dtype=torch.int32, device=prefix_lens.device)
     starts, ends, len_in_chunk = flat[: 3 * num_cells].view(3, num_chunks, batch_size)
     cum_seq_lens = flat[3 * num_cells :].view(num_chunks, batch_size + 1)
-    if batch_size == 0:
-        cum_seq_lens.zero_()
-    elif num_chunks > 0:
-        with on_device_of(prefix_lens):
-            chunking_kernel[(num_chunks,)](
-                prefix_lens, flat, num_chunks, batch_size, chunk_len, CHUNKING_WINDOW_SIZE
-            )
+    with on_device_of(prefix_lens):
+        chunking_kernel[(num_chunks,)](
+            prefix_lens, flat, num_chunks, batch_size, chunk_len, CHUNKING_WINDOW_SIZE
+        )
     return Chunks(starts, ends, len_in_chunk, cum_seq_lens)
 
 
@@ -622,7 +617,7 @@ def _launch_create_kv_indices(
     num_rows, max_pages = req_to_page.shape
     batch_size = req_pool_indices.numel()
     num_elements = chunk_kv_indices.numel()
-    if batch_size == 0 or num_elements == 0:
+    if 0 in (batch_size, num_elements):
         return
     shape = ragged_shape(batch_size, num_elements)
     grid = ragged_grid(batch_size, num_elements, num_elements, shape)

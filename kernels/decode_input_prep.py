@@ -33,9 +33,7 @@ def load_starts(req_pool_indices_ptr, valid_cache_lengths_ptr, num_rows, req_idx
     """Return the pool index and the cache start of each request; 0 for one not in the pool."""
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_active, other=-1).to(tl.int64)
     is_in_pool = (req_pool_idx >= 0) & (req_pool_idx < num_rows)
-    start = tl.load(
-        valid_cache_lengths_ptr + req_pool_idx, mask=is_in_pool & is_active, other=0
-    ).to(tl.int64)
+    start = tl.load(valid_cache_lengths_ptr + req_pool_idx, mask=is_in_pool, other=0).to(tl.int64)
     return req_pool_idx, start
 
 
@@ -178,8 +176,6 @@ def fused_decode_input_prep(
         validate_fits("positions", new_positions, positions.dtype)
         dtype = out_cache_loc.dtype
         validate_slots("out_cache_loc", dtype, req_to_pages, rows, new_positions, page_size)
-    if batch_size == 0:
-        return
     check_launchable("req_to_pages", req_to_pages, fused_decode_input_prep_kernel)
     shape = uniform_shape(num_tokens)
     num_programs = count_uniform_programs(batch_size, length, shape.tile_size)

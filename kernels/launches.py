@@ -90,12 +90,12 @@ LARGE_OUTPUT = 2**18
 """Elements from which the output of requests of one length is large."""
 
 
-def ragged_shape(batch_size: int, num_elements: int) -> RaggedShape:
+def ragged_shape(batch_size: int, num_elements: int = 0) -> RaggedShape:
     """Return the shape of a launch over a ragged batch.
 
     Args:
         batch_size: Requests.
-        num_elements: Size of the flat output or input.
+        num_elements: Size of the flat output; 0 where the shapes for long requests are no use.
     """
     is_long = num_elements > LONG_LEN * batch_size
     if batch_size <= 64:

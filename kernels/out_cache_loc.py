@@ -143,8 +143,8 @@ def compute_out_cache_loc_uniform_kernel(
     else:
         req_idx, idx_in_req, is_request = find_requests(batch_size, lane_bits, tile_size)
         is_token = is_request & (idx_in_req < uniform_input_length)
-        req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_token, other=-1)
-        start = tl.load(cache_start_ptr + req_idx, mask=is_token, other=0).to(tl.int64)
+        req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_token)
+        start = tl.load(cache_start_ptr + req_idx, mask=is_token).to(tl.int64)
         slot = load_slots(
             req_to_page_ptr,
             row_stride,
@@ -202,7 +202,7 @@ def compute_out_cache_loc(
         rows, positions = list_tokens(req_pool_indices, cache_start, input_lengths)
         dtype = out_cache_loc.dtype
         validate_slots("out_cache_loc", dtype, req_to_pages, rows, positions, page_size)
-    if batch_size == 0 or num_elements == 0:
+    if 0 in (batch_size, num_elements):
         return
     check_launchable("req_to_pages", req_to_pages, compute_out_cache_loc_kernel)
     shape = ragged_shape(batch_size, num_elements)
@@ -267,8 +267,6 @@ def compute_out_cache_loc_uniform(
         rows, positions = list_tokens(req_pool_indices, cache_start, lens)
         dtype = out_cache_loc.dtype
         validate_slots("out_cache_loc", dtype, req_to_pages, rows, positions, page_size)
-    if num_tokens == 0:
-        return
     check_launchable("req_to_pages", req_to_pages, compute_out_cache_loc_uniform_kernel)
     shape = uniform_shape(num_tokens)
     num_programs = count_uniform_programs(batch_size, length, shape.tile_size)

@@ -27,7 +27,7 @@ def load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len):
 
     Args:
         lens_ptr: [batch_size], any values; int32 or int64.
-        req_idx: [lanes] int64.
+        req_idx: [lanes], int32 or int64.
         is_request: [lanes] bool, lanes that have a request.
         num_skipped: Scalar, elements of each request that come before those that count.
         max_len: Scalar; a longer length counts as this. Sums are of its type, and do not wrap
@@ -60,7 +60,7 @@ def add_lens_before(
     else:
         # Only a sum has to fit registers here, so four windows at a time do.
         parts = tl.zeros([4 * window_size], max_len.dtype)
-        walked = tl.full((), 0, tl.int64)
+        walked = 0
         while walked < end_idx:
             req_idx = walked + tl.arange(0, 4 * window_size)
             parts += load_lens(lens_ptr, req_idx, req_idx < end_idx, num_skipped, max_len)
@@ -85,7 +85,7 @@ def has_long_requests(
     else:
         # As in add_lens_before, four windows at a time fit registers.
         lens = tl.zeros([4 * window_size], max_len.dtype)
-        walked = tl.full((), 0, tl.int64)
+        walked = 0
         while walked < batch_size:
             req_idx = walked + tl.arange(0, 4 * window_size)
             is_request = req_idx < batch_size

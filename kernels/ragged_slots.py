@@ -106,7 +106,7 @@ def write_slots(
             row_stride,
             num_rows,
             max_pages,
-            program.to(tl.int64) * group_size,
+            program * group_size,
             page_size,
             window_size,
             has_one_window,
@@ -114,7 +114,7 @@ def write_slots(
             short_len,
         )
     else:
-        num_tile_programs = (num_programs - num_groups).to(tl.int64)
+        num_tile_programs = num_programs - num_groups
         tile_start = (program - num_groups).to(tl.int64) * tile_size
         if looks_first:
             has_long = has_long_requests(
@@ -191,7 +191,7 @@ def write_slots_by_request(
         num_rows,
         max_pages,
         req_idx,
-        program.to(tl.int64),
+        program,
         page_size,
         tile_size,
         out_ptr.dtype.element_ty,
@@ -244,7 +244,7 @@ def write_slots_by_request(
             num_rows,
             max_pages,
             owner,
-            tile.to(tl.int64),
+            tile,
             page_size,
             tile_size,
             out_ptr.dtype.element_ty,
@@ -290,7 +290,7 @@ def load_slots_of_tile(
 
     Args:
         req_idx: Scalar, one of the batch.
-        tile: int64 scalar, number of the tile.
+        tile: Scalar, number of the tile.
         slot_type: int32 or int64.
 
     Returns:
@@ -301,7 +301,7 @@ def load_slots_of_tile(
     # One more load, which spares the page ids the wait for the lengths of all.
     length = load_lens(lens_ptr, req_idx, req_idx >= 0, num_skipped, max_len)
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
-    tile_start = tile * tile_size
+    tile_start = tile.to(tl.int64) * tile_size
     if starts_ptr is None:
         position = num_skipped + tile_start
     else:
@@ -367,18 +367,18 @@ def write_slots_of_short_requests(
     idx_in_req = lane % short_len
     is_request = req_idx < batch_size
     length = load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len)
-    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_request, other=-1).to(tl.int64)
+    req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_request).to(tl.int64)
     if starts_ptr is None:
         position = (num_skipped + idx_in_req).to(tl.int64)
     else:
-        start = tl.load(starts_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        start = tl.load(starts_ptr + req_idx, mask=is_request).to(tl.int64)
         position = start + idx_in_req
     if offsets_ptr is None:
         lens_before = add_lens_before(
             lens_ptr, first_req_idx, num_skipped, max_len, window_size, has_one_window
         )
     else:
-        first_element = tl.load(offsets_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        first_element = tl.load(offsets_ptr + req_idx, mask=is_request).to(tl.int64)
 
     is_token = (idx_in_req < length) & (length <= short_len)
     slot = load_slots(
@@ -431,7 +431,7 @@ def write_slots_of_tile(
     """
     tile_len = tl.minimum(num_elements - tile_start, tile_size)
     tile_end = tile_start + tile_len
-    walked = tl.full((), 0, tl.int64)
+    walked = 0
     walked_end = tl.full((), 0, tl.int64)
     if has_one_window:
         walked_end = write_slots_of_window(
@@ -510,7 +510,7 @@ def write_slots_of_window(
     """Write what `write_slots_of_tile` does, for the requests of one window.
 
     Args:
-        walked: int64 scalar, the first of them.
+        walked: Scalar, the first of them.
         walked_end: int64 scalar, where the tokens of those before it end.
 
     Returns:
@@ -519,16 +519,16 @@ def write_slots_of_window(
     req_idx = walked + tl.arange(0, window_size)
     is_request = req_idx < batch_size
     lens = load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len)
-    rows = tl.load(req_pool_indices_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+    rows = tl.load(req_pool_indices_ptr + req_idx, mask=is_request).to(tl.int64)
     if starts_ptr is None:
         starts = tl.zeros([window_size], tl.int64) + num_skipped
     else:
-        starts = tl.load(starts_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        starts = tl.load(starts_ptr + req_idx, mask=is_request).to(tl.int64)
     if offsets_ptr is None:
         ends = walked_end.to(lens.dtype) + tl.cumsum(lens, 0)
         begins = ends - lens
     else:
-        begins = tl.load(offsets_ptr + req_idx, mask=is_request, other=0).to(tl.int64)
+        begins = tl.load(offsets_ptr + req_idx, mask=is_request).to(tl.int64)
         begins = tl.where(is_request, begins, tile_start + tile_len)
         ends = begins + lens
     first, end = clip_to_tile(begins, lens, tile_start, tile_len)

@@ -11,11 +11,11 @@ from .edges import (
     INT32_MAX,
     MAX_TOKENS,
     SMALL_BATCH,
-    TILE_SIZES,
     Choices,
     num_requests,
     only_some,
     page_size,
+    tile_sizes,
     within_budget,
 )
 from .layouts import OTHER_DTYPE, dtypes, layout
@@ -106,7 +106,8 @@ def make_batch(
     length_kinds = LENGTHS_NEAR_SIZES if domain.sizes else LENGTHS
     spots = [Spot.of(choices, length_kinds) for _ in range(min(batch_size, 4))]
     spots = [spots[i % 4] for i in range(batch_size)]
-    wanted = [spot.length(size) for spot in spots]
+    tiles = tile_sizes(domain.sizes)
+    wanted = [spot.length(size, tiles) for spot in spots]
     if not roles.uniform:
         wanted = only_some(choices, wanted)
     if batch_size > SMALL_BATCH and choices.one_in(6):
@@ -153,8 +154,8 @@ class Spot:
             choices.below(2**12),
         )
 
-    def length(self, page_size: int) -> int:
-        """Return how many tokens the range has."""
+    def length(self, page_size: int, tiles: Sequence[int]) -> int:
+        """Return how many tokens the range has, where a kernel may handle so many at a time."""
         page = page_size if page_size <= 512 else 1 + self.any % 5
         lengths = {
             "one": 1,
@@ -162,7 +163,7 @@ class Spot:
             "none": 0,
             "page": page + self.around,
             "pages": (2 + self.any % 3) * page + self.around,
-            "tile": TILE_SIZES[self.any % len(TILE_SIZES)] + self.around,
+            "tile": tiles[self.any % len(tiles)] + self.around,
         }
         return max(0, lengths[self.length_kind])
 

@@ -27,6 +27,7 @@ from .edges import (
     num_requests,
     only_some,
     page_size,
+    tile_sizes,
     within_budget,
 )
 from .layouts import dtypes, layout, widened
@@ -240,7 +241,7 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
             prefixes = [n % 20 for n in prefixes]
         if "prefix_lens" in changed and choices.one_in(4):
             prefixes = _stretched(prefixes, num_chunks * chunk_len)
-        refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
+        refusal = choices.pick(refusals) if choices.one_in(8) and refusals else ""
         if refusal == "chunk_len":
             chunk_len = choices.pick((0, -1))
         elif refusal == "batch_size":
@@ -320,6 +321,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
 
     row_end = max_pages * size
     kinds = [(choices.below(7), choices.pick(AROUND), choices.below(2**12)) for _ in range(4)]
+    tiles = tile_sizes(domain.sizes)
     wanted = []
     for i in range(batch_size):
         kind, around, anything = kinds[i % 4]
@@ -330,7 +332,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
             0,
             1,
             min(anything % (row_end + 1), MAX_PREFIX_TOKENS),
-            TILE_SIZES[anything % len(TILE_SIZES)] + around,
+            tiles[anything % len(tiles)] + around,
         )[kind]
         wanted.append(min(max(0, prefix_len), row_end, MOST_PREFIX_TOKENS))
     prefixes = within_budget(choices, only_some(choices, wanted), MAX_PREFIX_TOKENS)
@@ -341,7 +343,7 @@ def _make_prefixes(choices: Choices, domain: Domain, case_type: type[C]) -> C:
     chunk_len = max(1, -(-longest // num_chunks) + choices.pick((0, 0, 1, -1, 7)))
     chunk_len = max(chunk_len, -(-longest // MOST_CHUNKS))
     capacity = max(1, batch_size * chunk_len + choices.below(max(1, batch_size)))
-    refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
+    refusal = choices.pick(refusals) if choices.one_in(8) and refusals else ""
     if refusal == "chunk_capacity":
         capacity = choices.pick((0, -1))
     elif refusal == "more requests than capacity" and batch_size > 1:

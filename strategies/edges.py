@@ -131,6 +131,11 @@ def near_sizes(sizes: Sequence[int]) -> list[int]:
     return [n for n in multiples if n <= LARGEST_BATCH for _ in range(2 if n <= LARGE_BATCH else 1)]
 
 
+def tile_sizes(sizes: Sequence[int]) -> Sequence[int]:
+    """Return a menu of how many elements a kernel may handle at a time, given a target's sizes."""
+    return near_sizes(sizes) or TILE_SIZES
+
+
 def num_requests(choices: Choices, sizes: Sequence[int] = ()) -> int:
     """Return the size of a batch, now and then one near some sizes."""
     menu = near_sizes(sizes)

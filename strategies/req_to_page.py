@@ -23,11 +23,11 @@ from .batches import check_fits, check_not_negative, check_page_ids, check_rows
 from .edges import (
     AROUND,
     INT32_MAX,
-    TILE_SIZES,
     Choices,
     made_from_choices,
     num_requests,
     only_some,
+    tile_sizes,
     within_budget,
 )
 from .layouts import dtypes, layout, widened
@@ -142,6 +142,7 @@ def _make_pages(
         (choices.pick(NUM_PAGES), choices.pick(BEGINS), choices.pick(AROUND), choices.below(2**12))
         for _ in range(min(batch_size, 4))
     ]
+    tiles = tile_sizes(domain.sizes)
     wanted = []
     for i in range(batch_size):
         num_kind, _, around, anything = kinds[i % 4]
@@ -150,7 +151,7 @@ def _make_pages(
             "few": 1 + anything % 6,
             "none": 0,
             "row": max_pages + around,
-            "tile": TILE_SIZES[anything % len(TILE_SIZES)] + around,
+            "tile": tiles[anything % len(tiles)] + around,
         }[num_kind]
         wanted.append(max(0, num_pages))
     counts = within_budget(choices, only_some(choices, wanted), MAX_PAGES_WRITTEN)
@@ -210,13 +211,13 @@ def update_req_to_page_cases(domain: Domain) -> st.SearchStrategy[UpdateReqToPag
 
 
 def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTableCase]:
-    """Strategy of cases of `update_block_table`; about one in twelve has to be refused."""
+    """Strategy of cases of `update_block_table`; about one in eight has to be refused."""
     plain = UpdateBlockTableCase.PLAIN
     refusals = [refusal for refusal in REFUSALS if f"refused: {refusal}" not in domain.without]
 
     def make(choices: Choices) -> UpdateBlockTableCase:
         placements = layout(choices, plain, frozenset(), (), "req_to_page", domain)
-        refusal = choices.pick(refusals) if choices.one_in(12) and refusals else ""
+        refusal = choices.pick(refusals) if choices.one_in(8) and refusals else ""
         off_by = choices.pick((1, 1, 1, 1, 2, 1000))
         rows, begins, page_ids, table = _make_pages(choices, domain, INT32_MAX)
         sizes = [len(ids) for ids in page_ids]

@@ -10,10 +10,10 @@ from pagefault.strategies.out_cache_loc import OutCacheLocCase
 PART, OTHER_PART = ("kernels", 10), ("kernels", 20)
 
 
-def call(*edges, accesses=1, reached=(PART,), fault="", num_requests=1):
-    """Return a call that has some edges, and what it takes on the original."""
-    item = SimpleNamespace(edges=frozenset(edges), case=SimpleNamespace(num_requests=num_requests))
-    return item, Cost(accesses, 0.01, fault, dict.fromkeys(reached, 1))
+def call(*edges, accesses=1, reached=(PART,), fault="", sizes=(), times=1):
+    """Return a call that has some edges and sizes, and what it takes on the original."""
+    item = SimpleNamespace(edges=frozenset(edges), sizes=frozenset(sizes))
+    return item, Cost(accesses, 0.01, fault, dict.fromkeys(reached, times))
 
 
 def dealt(calls, num=100, part=PART, more=()):
@@ -39,11 +39,24 @@ def test_a_rare_feature_is_not_cut_off():
     assert len(dealt(calls, num=5)) == 5
 
 
-def test_large_batches_and_often_reached_parts_are_features():
-    often = SimpleNamespace(edges=frozenset(), case=SimpleNamespace(num_requests=1))
+def test_sizes_and_often_reached_parts_are_features():
     calls = [call() for _ in range(9)]
-    calls += [call(num_requests=300), (often, Cost(1, 0.01, "", {PART: 9}))]
-    assert {id(calls[9][0]), id(often)} <= set(map(id, dealt(calls, num=5)))
+    calls += [call(sizes=["9 bits of requests"]), call(times=9)]
+    assert {id(item) for item, _ in calls[9:]} <= set(map(id, dealt(calls, num=5)))
+
+
+def test_sizes_are_those_of_the_batch_and_of_its_largest_entries():
+    case = OutCacheLocCase.from_fields(
+        {
+            "req_pool_indices": [0, 0, 0],
+            "input_lengths": [0, 300, 1],
+            "cache_start": [0, 2**20, 0],
+            "req_to_pages": [[3, 4, 5]],
+            "page_size": 1,
+        }
+    )
+    sizes = {"2 bits of requests", "0 bits of req_pool_indices", "9 bits of input_lengths"}
+    assert Item(family_named("compute_out_cache_loc"), case).sizes == sizes
 
 
 def test_calls_of_all_functions_take_turns():

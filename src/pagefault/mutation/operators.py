@@ -219,7 +219,8 @@ def _changes_no_value(number: ast.expr, dtype: str) -> bool:
     """Return whether a cast of a kernel's can be dropped with no fault, or none of its own."""
     if dtype == "tl.int64":
         return not any(getattr(node, "attr", "") in _LOADS for node in ast.walk(number))
-    return dtype == "tl.int32" or dtype.endswith(".element_ty")
+    # A cast to the type of something else is there because that has to be of one type.
+    return dtype == "tl.int32" or dtype.endswith((".element_ty", ".dtype"))
 
 
 def _nodes_of(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -370,7 +371,7 @@ def _constants(source: Source, node: ast.Constant) -> Iterator[Edit]:
 def _calls(source: Source, node: ast.Call, handed_on: frozenset[str]) -> Iterator[Edit]:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     is_method = isinstance(node.func, ast.Attribute) and not _is_module(node.func.value)
-    if is_method and name in _CASTS | {"clamp"}:
+    if is_method and (_is_cast(node, name) or name == "clamp"):
         receiver = source.text[source.start(node) : source.end(node.func) - len(name)]
         operator = "clamp dropped" if name == "clamp" else "cast dropped"
         yield _replaced(source, operator, node, receiver.rstrip().removesuffix("."))
@@ -385,6 +386,11 @@ def _calls(source: Source, node: ast.Call, handed_on: frozenset[str]) -> Iterato
             yield _replaced(source, "branch always", node, _operand(source, branch))
     if name not in _UNORDERED:
         yield from _swaps(source, "arguments swapped", node.args, handed_on)
+
+
+def _is_cast(node: ast.Call, name: str) -> bool:
+    """Return whether a call of a method gives a tensor another dtype, and not another device."""
+    return name in _CASTS and not any(keyword.arg in _TUNING for keyword in node.keywords)
 
 
 def _is_module(node: ast.expr) -> bool:
