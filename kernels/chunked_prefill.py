@@ -85,7 +85,8 @@ def write_chunks(
         is_request = req_idx < batch_size
         prefix_len = tl.load(prefix_lens_ptr + req_idx, mask=is_request).to(tl.int64)
         end = tl.minimum(tl.maximum(prefix_len, 0), start + chunk_len)
-        len_in_chunk = tl.where(is_request, tl.maximum(end - start, 0), 0)
+        # Lanes behind the last request are behind it in the sum, too.
+        len_in_chunk = tl.maximum(end - start, 0)
         cum_seq_len = total + tl.cumsum(len_in_chunk, 0)
         tl.store(row_ptr + req_idx, (start + tl.zeros_like(end)).to(tl.int32), mask=is_request)
         tl.store(row_ptr + num_cells + req_idx, end.to(tl.int32), mask=is_request)
@@ -506,8 +507,6 @@ def _check_prefixes(
         validate_equal("prefix_lens", prefix_lens, "prefix_lens_cpu", prefix_lens_cpu)
         rows, positions = list_tokens(req_pool_indices, torch.zeros_like(prefix_lens), prefix_lens)
         validate_slots("prefix_slots", torch.int32, req_to_page, rows, positions, page_size)
-    if max_prefix_len > 0:
-        check_launchable("req_to_page", req_to_page, get_chunks_paged_kernel)
     return max_prefix_len, chunk_capacity // max(batch_size, 1), page_size
 
 
@@ -523,6 +522,7 @@ def _get_chunks(
     """Return the chunks on the device and the slots of each, views of one allocation."""
     if num_chunks == 0:
         return _chunk(prefix_lens, 0, chunk_len), []
+    check_launchable("req_to_page", req_to_page, get_chunks_paged_kernel)
     batch_size = prefix_lens.numel()
     num_cells = num_chunks * batch_size
     with on_device_of(req_to_page):

@@ -125,13 +125,25 @@ def ragged_grid(
         shape: Of the launch.
     """
     if shape.is_by_request:
-        # As many as all need where they have equally many elements.
-        num_tiles = -(-min(num_elements // batch_size, max_len) // shape.tile_size)
-        return max(min(num_tiles, shape.max_tile_programs // batch_size), 1), batch_size
+        return programs_of_request(batch_size, num_elements, max_len, shape), batch_size
     num_groups = -(-batch_size // shape.group_size)
     if max_len <= shape.short_len:
         return num_groups, 1
     return num_groups + min(-(-num_elements // shape.tile_size), shape.max_tile_programs), 1
+
+
+def programs_of_request(
+    batch_size: int, num_elements: int, max_len: int, shape: RaggedShape
+) -> int:
+    """Return how many programs each request has: enough where all have equally many elements.
+
+    Any number from one on would do, as they share the tiles that are left.
+
+    Args:
+        batch_size, num_elements, max_len, shape: As `ragged_grid` has them.
+    """
+    num_tiles = -(-min(num_elements // batch_size, max_len) // shape.tile_size)
+    return max(min(num_tiles, shape.max_tile_programs // batch_size), 1)
 
 
 def can_launch(kernel: object, tensor: torch.Tensor) -> bool:

@@ -521,7 +521,7 @@ def write_slots_of_window(
     lens = load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len)
     rows = tl.load(req_pool_indices_ptr + req_idx, mask=is_request).to(tl.int64)
     if starts_ptr is None:
-        starts = tl.zeros([window_size], tl.int64) + num_skipped
+        starts = num_skipped
     else:
         starts = tl.load(starts_ptr + req_idx, mask=is_request).to(tl.int64)
     if offsets_ptr is None:

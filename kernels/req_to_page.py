@@ -25,7 +25,7 @@ from .checks import (
     validate_pool_indices,
     validate_sum_within,
 )
-from .launches import can_launch, on_device_of, ragged_grid, ragged_shape
+from .launches import RaggedShape, can_launch, on_device_of, ragged_shape
 from .ragged_batch import add_lens_before, clip_to_tile, find_owners, has_long_requests, load_lens
 
 _logger = logging.getLogger(__name__)
@@ -153,10 +153,7 @@ def update_tile(
     short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write a tile of the page ids, those of requests that have more than short_len.
-
-    Returns whether the batch ends in front of the end of the tile.
-    """
+    """Write a tile of the page ids, those of requests that have more than short_len."""
     tile_len = tl.minimum(num_page_ids - tile_start, tile_size)
     tile_end = tile_start + tile_len
     walked = 0
@@ -189,7 +186,6 @@ def update_tile(
             )
         walked_end = tl.max(ends, axis=0).to(tl.int64)
         walked += window_size
-    return walked_end <= tile_end
 
 
 @triton.jit
@@ -204,14 +200,13 @@ def write_page_ids(
     row_stride,
     num_rows,
     max_pages,
-    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
     short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the page ids of a group of requests that have few, or tiles of the others'."""
+    """Write the page ids of a group of requests that have few, or a tile of the others'."""
     program = tl.program_id(0).to(tl.int64)
     num_groups = tl.cdiv(batch_size, group_size)
     if program < num_groups:
@@ -233,21 +228,17 @@ def write_page_ids(
             short_len,
         )
     else:
-        num_tile_programs = tl.num_programs(0) - num_groups
-        tile_start = (program - num_groups) * tile_size
-        if looks_first:
-            has_long = has_long_requests(
-                new_occupied_pages_num_ptr,
-                batch_size,
-                0,
-                num_page_ids,
-                short_len,
-                window_size,
-                has_one_window,
-            )
-            tile_start = tl.where(has_long, tile_start, num_page_ids)
-        while tile_start < num_page_ids:
-            is_last = update_tile(
+        has_long = has_long_requests(
+            new_occupied_pages_num_ptr,
+            batch_size,
+            0,
+            num_page_ids,
+            short_len,
+            window_size,
+            has_one_window,
+        )
+        if has_long:
+            update_tile(
                 req_to_page_ptr,
                 req_pool_indices_ptr,
                 new_occupied_pages_ptr,
@@ -258,13 +249,11 @@ def write_page_ids(
                 row_stride,
                 num_rows,
                 max_pages,
-                tile_start,
+                (program - num_groups) * tile_size,
                 window_size,
                 short_len,
                 tile_size,
             )
-            next_start = tile_start + num_tile_programs * tile_size
-            tile_start = tl.where(is_last, num_page_ids, next_start)
 
 
 @triton.jit(
@@ -288,14 +277,13 @@ def update_req_to_page_kernel(
     row_stride,
     num_rows,
     max_pages,
-    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
     short_len: tl.constexpr,
     tile_size: tl.constexpr,
 ):
-    """Write the page ids of a group of requests that have few, or tiles of the others'."""
+    """Write the page ids of a group of requests that have few, or a tile of the others'."""
     write_page_ids(
         req_to_page_ptr,
         req_pool_indices_ptr,
@@ -307,7 +295,6 @@ def update_req_to_page_kernel(
         row_stride,
         num_rows,
         max_pages,
-        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -328,7 +315,6 @@ def update_from_packed_kernel(
     row_stride,
     num_rows,
     max_pages,
-    looks_first: tl.constexpr,
     window_size: tl.constexpr,
     has_one_window: tl.constexpr,
     group_size: tl.constexpr,
@@ -347,7 +333,6 @@ def update_from_packed_kernel(
         row_stride,
         num_rows,
         max_pages,
-        looks_first,
         window_size,
         has_one_window,
         group_size,
@@ -466,7 +451,7 @@ def _update_from_packed(req_to_page: torch.Tensor, packed: torch.Tensor, batch_s
         _update_on_cpu(req_to_page, rows, page_ids, counts, starts)
         return
     shape = ragged_shape(batch_size)
-    grid = ragged_grid(batch_size, num_page_ids, num_page_ids, shape)
+    grid = _grid(batch_size, num_page_ids, shape)
     with on_device_of(req_to_page):
         update_from_packed_kernel[grid](
             req_to_page,
@@ -477,9 +462,15 @@ def _update_from_packed(req_to_page: torch.Tensor, packed: torch.Tensor, batch_s
             req_to_page.stride(0),
             num_rows,
             max_pages,
-            *shape.constants[1:],
+            *shape.constants[2:],
             num_warps=shape.num_warps,
         )
+
+
+def _grid(batch_size: int, num_page_ids: int, shape: RaggedShape) -> tuple[int]:
+    """Return the grid of a launch: a program for each group of requests, and one for each tile."""
+    num_groups = -(-batch_size // shape.group_size)
+    return (num_groups + -(-num_page_ids // shape.tile_size),)
 
 
 def _launch_update(
@@ -497,7 +488,7 @@ def _launch_update(
     check_launchable("req_to_page", req_to_page, update_req_to_page_kernel)
     # The shapes for long requests are for runs of consecutive slots, which page ids don't make.
     shape = ragged_shape(batch_size)
-    grid = ragged_grid(batch_size, num_page_ids, num_page_ids, shape)
+    grid = _grid(batch_size, num_page_ids, shape)
     with on_device_of(req_to_page):
         update_req_to_page_kernel[grid](
             req_to_page,
@@ -510,7 +501,7 @@ def _launch_update(
             req_to_page.stride(0),
             num_rows,
             max_pages,
-            *shape.constants[1:],
+            *shape.constants[2:],
             num_warps=shape.num_warps,
         )
 

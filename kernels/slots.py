@@ -78,10 +78,10 @@ def load_slots_of_run(
     Returns:
         [tile_size] of slot_type.
     """
-    # Rounded towards minus infinity, where Triton rounds towards zero.
+    # Triton rounds towards zero, so a negative position has an offset that is 0 or negative, and
+    # lanes that are counted from there.
     page_idx = position // page_size
-    page_idx = tl.where(position < page_idx * page_size, page_idx - 1, page_idx)
-    offset = (position - page_idx * page_size).to(tl.int32)  # 0 ... page_size - 1
+    offset = (position - page_idx * page_size).to(tl.int32)
 
     # The lanes whose page is 0 ... max_pages - 1. No lane is in a further page than end is.
     pages_to_first = tl.minimum(tl.maximum(-page_idx, 0), end + 1)
@@ -90,7 +90,8 @@ def load_slots_of_run(
     first = tl.maximum(first, tl.minimum(pages_to_first * page_size - offset, end)).to(tl.int32)
     end = tl.minimum(end, pages_to_end * page_size - offset).to(tl.int32)
 
-    # An offset is below 2**31 - 1, and so is a lane: their sum fits if it is unsigned.
+    # An offset is below 2**31 - 1, and so is a lane: their sum fits if it is unsigned, and is none
+    # of a lane in front of the first only where the offset is negative.
     lane = tl.arange(0, tile_size)
     token = lane.to(tl.uint32) + offset.to(tl.uint32)
     page_id = tl.load(

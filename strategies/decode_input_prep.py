@@ -94,6 +94,6 @@ def fused_decode_cases(domain: Domain) -> st.SearchStrategy[FusedDecodeCase]:
             batch.page_size,
             layout=batch.layout,
         )
-        return widened(choices, domain, case, "req_to_pages")
+        return widened(choices, domain, case, "req_to_pages", "valid_cache_lengths")
 
     return made_from_choices(make)

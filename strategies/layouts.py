@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
-from pagefault.case import Case, CaseError, Placement, with_row_stride
+from pagefault.case import Case, CaseError, PageTable, Placement, with_row_stride
 from pagefault.family import Domain
 
 from .edges import AROUND, SMALL_BATCH, Choices
@@ -16,6 +16,7 @@ C = TypeVar("C", bound=Case)
 MOST_RESERVED_ELEMENTS = 5 * 2**29
 # On a GPU each place that is looked at takes a page of its own.
 MOST_RESERVED_ROWS = 8
+WIDE_ONE_IN = 32
 
 # An output may be longer than what a kernel handles at a time, with few tokens in it.
 SPARES = (0, 1, 5, 300, 0, 1, 5, 1100)
@@ -96,7 +97,29 @@ def layout(
 _placement = cache(Placement)
 
 
-def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
+def _in_last_rows(choices: Choices, case: C, table: str, by_row: str) -> C:
+    """Return the case in a table that ends with its last used row, one of the last reserved.
+
+    The distance of the rows is smallest there, and so is what has to be reserved.
+    """
+    rows: Sequence[int] = getattr(case, "req_pool_indices")  # noqa: B009
+    page_table: PageTable = getattr(case, table)
+    last = max(rows, default=0)
+    new_last = max(last, MOST_RESERVED_ROWS - 1 - choices.below(MOST_RESERVED_ROWS // 2))
+    shift = new_last - last
+    edits = tuple(
+        (row + shift, column, page_id) for row, column, page_id in page_table.edits if row <= last
+    )
+    moved: dict[str, object] = {
+        "req_pool_indices": tuple(row + shift for row in rows),
+        table: dataclasses.replace(page_table, num_rows=new_last + 1, edits=edits),
+    }
+    if by_row:
+        moved[by_row] = (0,) * shift + getattr(case, by_row)[: last + 1]
+    return case.replace(**moved)
+
+
+def widened(choices: Choices, domain: Domain, case: C, table: str, by_row: str = "") -> C:
     """Return the case, now and then with a table whose last used row lies past 2**31 elements.
 
     Its rows are that long, or that far apart. A table whose last row nobody uses stays as it is.
@@ -106,17 +129,20 @@ def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
         domain: Its `without` may name "wide table" and "pitched table".
         case: A case with `req_pool_indices`.
         table: The name of its page table.
+        by_row: The name of what else it has one of for each row.
     """
-    how = choices.below(2**5)
-    if how < 2**5 - 2 or "wide table" in domain.without:
+    if not choices.one_in(WIDE_ONE_IN) or "wide table" in domain.without:
         return case
     rows: Sequence[int] = getattr(case, "req_pool_indices")  # noqa: B009
     page_table = getattr(case, table)
     last = max(rows, default=0)
     if not 0 <= min(rows, default=0) <= last < page_table.num_rows or not page_table.num_cells:
         return case
-    if not 0 < last < MOST_RESERVED_ROWS or len(rows) > 2 * MOST_RESERVED_ROWS:
+    if last >= MOST_RESERVED_ROWS or len(rows) > 2 * MOST_RESERVED_ROWS:
         return case
+    case = _in_last_rows(choices, case, table, by_row)
+    page_table = getattr(case, table)
+    last = page_table.num_rows - 1
     row_stride = max(2**31 // last + choices.pick((1, 16, 5)), page_table.max_pages)
     if row_stride * page_table.num_rows > MOST_RESERVED_ELEMENTS:
         return case
@@ -127,7 +153,7 @@ def widened(choices: Choices, domain: Domain, case: C, table: str) -> C:
         narrow = dataclasses.replace(case.placement("req_pool_indices"), dtype="int32")
         case = case.replace(layout=(*case.layout, ("req_pool_indices", narrow)))
     try:
-        if how % 2 and "pitched table" not in domain.without:
+        if choices.one_in(2) and "pitched table" not in domain.without:
             layout = with_row_stride(case, table, page_table.max_pages, row_stride)
             return case.replace(layout=layout)
         if "long rows" in domain.without:

@@ -30,7 +30,7 @@ from .edges import (
     tile_sizes,
     within_budget,
 )
-from .layouts import dtypes, layout, widened
+from .layouts import MOST_RESERVED_ROWS, dtypes, layout, widened
 from .pools import INT32_MIN, holes_of, pool_indices, table_width
 
 MAX_PAGES_WRITTEN = 1100
@@ -157,7 +157,7 @@ def _make_pages(
     counts = within_budget(choices, only_some(choices, wanted), MAX_PAGES_WRITTEN)
     begins, page_ids = [], []
     next_free: dict[int, int] = {}
-    tag = table.rule(num_rows, 0)
+    tag = table.rule(max(num_rows, MOST_RESERVED_ROWS), 0)  # A wide table may have as many.
     for i, (row, num_pages) in enumerate(zip(rows, counts)):
         _, begin_kind, around, anything = kinds[i % 4]
         begin = {
