@@ -579,10 +579,11 @@ def _chunk(prefix_lens: torch.Tensor, num_chunks: int, chunk_len: int) -> Chunks
     flat = torch.empty(4 * num_cells + num_chunks, dtype=torch.int32, device=prefix_lens.device)
     starts, ends, len_in_chunk = flat[: 3 * num_cells].view(3, num_chunks, batch_size)
     cum_seq_lens = flat[3 * num_cells :].view(num_chunks, batch_size + 1)
-    with on_device_of(prefix_lens):
-        chunking_kernel[(num_chunks,)](
-            prefix_lens, flat, num_chunks, batch_size, chunk_len, CHUNKING_WINDOW_SIZE
-        )
+    if num_chunks > 0:
+        with on_device_of(prefix_lens):
+            chunking_kernel[(num_chunks,)](
+                prefix_lens, flat, num_chunks, batch_size, chunk_len, CHUNKING_WINDOW_SIZE
+            )
     return Chunks(starts, ends, len_in_chunk, cum_seq_lens)
 
 
