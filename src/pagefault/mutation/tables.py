@@ -12,7 +12,7 @@ from .campaign import KILLED, SURVIVED, TIMED_OUT, Outcome
 from .checks import CHECKS
 from .reviewed import Equivalent, Reviewed
 from .survival import Survival
-from .trial import CALLS_FOR_OTHERS
+from .trial import CALLS_FOR_OTHERS, SECONDS_A_CALL
 
 EQUIVALENT = "equivalent"
 
@@ -176,7 +176,8 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "# Mutants",
         f"Made by `{command}` ({about}), and not edited by hand. Each mutant is one step away from "
         f"the kernels of `{report.target}` and was tried on {report.num_cases} calls of seed "
-        f"{report.seed} at most, those of all functions that it is part of together"
+        f"{report.seed} at most, those of all functions that it is part of together, and for "
+        f"{SECONDS_A_CALL * report.num_cases:g} s at most as long as nothing had found it"
         + ("; the run was interrupted." if report.interrupted else "."),
         f"{len(report.outcomes)} mutants: {counts[KILLED]} killed, {counts[TIMED_OUT]} timed out, "
         f"{counts[SURVIVED]} survived, {counts[EQUIVALENT]} equivalent. Score: "
@@ -210,8 +211,8 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "one; two arguments that a device function hands on as it was given "
         "them are swapped in the kernel alone, and what a masked-off lane loads becomes one other "
         "number. In a kernel a cast to 32 bits is not dropped, nor one of what is stored, which "
-        "the store casts: no value changes. A cast to 64 bits of what is not loaded becomes one "
-        "to 32, as if it were dropped. Beside that:",
+        "the store casts, nor one to the type of something else: no value changes. A cast to 64 "
+        "bits of what is not loaded becomes one to 32, as if it were dropped. Beside that:",
         "\n".join(
             f"- `{rule.statement}` in `{rule.function}` of `{rule.file}`: {rule.reason}"
             for rule in report.reviewed.left_out
