@@ -83,12 +83,12 @@ def write_chunks(
     while walked < batch_size:
         req_idx = walked + tl.arange(0, window_size)
         is_request = req_idx < batch_size
-        prefix_len = tl.load(prefix_lens_ptr + req_idx, mask=is_request).to(tl.int64)
+        prefix_len = tl.load(prefix_lens_ptr + req_idx, mask=is_request)
         end = tl.minimum(tl.maximum(prefix_len, 0), start + chunk_len)
         # Lanes behind the last request are behind it in the sum, too.
         len_in_chunk = tl.maximum(end - start, 0)
         cum_seq_len = total + tl.cumsum(len_in_chunk, 0)
-        tl.store(row_ptr + req_idx, (start + tl.zeros_like(end)).to(tl.int32), mask=is_request)
+        tl.store(row_ptr + req_idx, start.to(tl.int32), mask=is_request)
         tl.store(row_ptr + num_cells + req_idx, end.to(tl.int32), mask=is_request)
         tl.store(row_ptr + 2 * num_cells + req_idx, len_in_chunk.to(tl.int32), mask=is_request)
         tl.store(cum_row_ptr + 1 + req_idx, cum_seq_len.to(tl.int32), mask=is_request)

@@ -25,6 +25,8 @@ class RaggedShape(NamedTuple):
         num_warps: Warps of a program.
         max_tile_programs: Programs at most that have tiles; an output may be far longer than its
             batch.
+        most_requests: A larger batch is not launched in this shape.
+        least_room: Nor is one whose output has room for fewer elements of each request.
     """
 
     is_by_request: bool
@@ -36,6 +38,8 @@ class RaggedShape(NamedTuple):
     tile_size: int
     num_warps: int
     max_tile_programs: int
+    most_requests: int = 2**31 - 1
+    least_room: int = 0
 
     @property
     def constants(self) -> tuple[int, ...]:
@@ -56,27 +60,21 @@ class UniformShape(NamedTuple):
 
 
 RAGGED_SHAPES = {
-    "few": RaggedShape(False, True, 64, True, 8, 8, 1024, 4, 512),
-    "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512),
-    "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512),
-    "some, long": RaggedShape(True, False, 256, True, 8, 8, 1024, 2, 512),
-    "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 640),
+    "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512, 64, 257),
+    "few": RaggedShape(False, True, 64, True, 8, 8, 1024, 4, 512, 64),
+    "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 640, 256, 2049),
+    "some, long": RaggedShape(True, False, 256, True, 8, 8, 1024, 2, 512, 256, 257),
+    "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512, 256),
+    "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024, 1024, 257),
     "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
-    "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024),
 }
-"""Few requests are 64 at most, some are 256, many may be any number.
+"""A launch has the first that it fits, and fits the last.
 
 A batch within one window is looked at once. Requests are long where the output has room for many
 elements of each, and have programs of their own then, unless there are more than a window holds.
 Where it has room for very many of each of some, it is likely that one has most of them, and all
 programs share the tiles. `benchmarks/bench_kernels.py --sweep` tries other shapes.
 """
-
-LONG_LEN = 256
-"""Elements that an output has room for, of each request, where these are long."""
-
-VERY_LONG_LEN = 2048
-"""Elements that an output has room for, of each of some requests, where these are very long."""
 
 UNIFORM_SHAPES = {
     "any": UniformShape(256, 8),
@@ -97,15 +95,10 @@ def ragged_shape(batch_size: int, num_elements: int = 0) -> RaggedShape:
         batch_size: Requests.
         num_elements: Size of the flat output; 0 where the shapes for long requests are no use.
     """
-    is_long = num_elements > LONG_LEN * batch_size
-    if batch_size <= 64:
-        name = "few, long" if is_long else "few"
-    elif batch_size <= 256:
-        is_very_long = num_elements > VERY_LONG_LEN * batch_size
-        name = "some, very long" if is_very_long else "some, long" if is_long else "some"
-    else:
-        name = "many, long" if is_long and batch_size <= 1024 else "many"
-    return RAGGED_SHAPES[name]
+    for shape in RAGGED_SHAPES.values():
+        if batch_size <= shape.most_requests and num_elements >= shape.least_room * batch_size:
+            break
+    return shape
 
 
 def uniform_shape(num_elements: int) -> UniformShape:
@@ -129,7 +122,16 @@ def ragged_grid(
     num_groups = -(-batch_size // shape.group_size)
     if max_len <= shape.short_len:
         return num_groups, 1
-    return num_groups + min(-(-num_elements // shape.tile_size), shape.max_tile_programs), 1
+    return num_groups + programs_of_tiles(num_elements, shape), 1
+
+
+def programs_of_tiles(num_elements: int, shape: RaggedShape) -> int:
+    """Return how many programs share the tiles of an output; any number from one on would do.
+
+    Args:
+        num_elements, shape: As `ragged_grid` has them.
+    """
+    return min(-(-num_elements // shape.tile_size), shape.max_tile_programs)
 
 
 def programs_of_request(

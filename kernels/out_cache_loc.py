@@ -125,7 +125,7 @@ def compute_out_cache_loc_uniform_kernel(
         lane = tl.arange(0, tile_size)
         is_token = lane < tile_len
         req_pool_idx = tl.load(req_pool_indices_ptr + req_idx).to(tl.int64)
-        start = tl.load(cache_start_ptr + req_idx).to(tl.int64)
+        start = tl.load(cache_start_ptr + req_idx)
         slot = load_slots_of_run(
             req_to_page_ptr,
             row_stride,

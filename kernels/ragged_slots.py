@@ -14,6 +14,9 @@ from .ragged_batch import (
 )
 from .slots import load_slots, load_slots_of_run
 
+# A tile is searched for the owners of so many elements at a time; it has a multiple of them.
+PIECE_SIZE = tl.constexpr(512)
+
 
 @triton.jit
 def write_slots(
@@ -332,11 +335,10 @@ def store_slots_of_tile(
     Args:
         first_element: Scalar, any value; nothing is written outside the output.
     """
-    element = first_element.to(tl.int64) + tile_start
-    first = tl.minimum(tl.maximum(-element, 0), tile_len).to(tl.int32)
+    element = first_element + tile_start
     end = tl.minimum(tl.maximum(num_elements - element, 0), tile_len).to(tl.int32)
     lane = tl.arange(0, tile_size)
-    tl.store(out_ptr + element + lane, slot, mask=(lane >= first) & (lane < end))
+    tl.store(out_ptr + element + lane, slot, mask=(element >= 0) & (lane < end))
 
 
 @triton.jit
@@ -378,7 +380,7 @@ def write_slots_of_short_requests(
             lens_ptr, first_req_idx, num_skipped, max_len, window_size, has_one_window
         )
     else:
-        first_element = tl.load(offsets_ptr + req_idx, mask=is_request).to(tl.int64)
+        first_element = tl.load(offsets_ptr + req_idx, mask=is_request)
 
     is_token = (idx_in_req < length) & (length <= short_len)
     slot = load_slots(
@@ -635,11 +637,10 @@ def write_slots_of_runs(
         tile_size: Lanes.
     """
     # In pieces: a search in all lanes of a large tile would take all registers.
-    piece_size: tl.constexpr = tile_size if tile_size < 512 else 512
     piece_start = tl.full((), 0, tl.int32)
     while piece_start < tile_size:
-        owner, has_owner = find_owners(tl.maximum(first - piece_start, 0), piece_size)
-        lane = piece_start + tl.arange(0, piece_size)
+        owner, has_owner = find_owners(tl.maximum(first - piece_start, 0), PIECE_SIZE)
+        lane = piece_start + tl.arange(0, PIECE_SIZE)
         is_token = has_owner & (lane < tl.gather(end, owner, axis=0))
         slot = load_slots(
             req_to_page_ptr,
@@ -652,4 +653,4 @@ def write_slots_of_runs(
             page_size,
         )
         tl.store(tile_ptr + lane, slot.to(tile_ptr.dtype.element_ty), mask=is_token)
-        piece_start += piece_size
+        piece_start += PIECE_SIZE

@@ -155,10 +155,9 @@ def update_tile(
 ):
     """Write a tile of the page ids, those of requests that have more than short_len."""
     tile_len = tl.minimum(num_page_ids - tile_start, tile_size)
-    tile_end = tile_start + tile_len
     walked = 0
     walked_end = tl.full((), 0, tl.int64)
-    while (walked < batch_size) & (walked_end <= tile_end):
+    while walked < batch_size:
         req_idx = walked + tl.arange(0, window_size)
         is_request = req_idx < batch_size
         counts = load_lens(new_occupied_pages_num_ptr, req_idx, is_request, 0, num_page_ids)
@@ -325,9 +324,9 @@ def update_from_packed_kernel(
     write_page_ids(
         req_to_page_ptr,
         packed_ptr,
-        packed_ptr + 3 * batch_size.to(tl.int64),
+        packed_ptr + 3 * batch_size,
         packed_ptr + batch_size,
-        packed_ptr + 2 * batch_size.to(tl.int64),
+        packed_ptr + 2 * batch_size,
         batch_size,
         num_page_ids,
         row_stride,

@@ -84,7 +84,7 @@ def load_slots_of_run(
     offset = (position - page_idx * page_size).to(tl.int32)
 
     # The lanes whose page is 0 ... max_pages - 1. No lane is in a further page than end is.
-    pages_to_first = tl.minimum(tl.maximum(-page_idx, 0), end + 1)
+    pages_to_first = tl.minimum(-page_idx, end + 1)
     pages_to_end = tl.minimum(tl.maximum(max_pages - page_idx, 0), end + 1)
     pages_to_end = tl.where((req_pool_idx >= 0) & (req_pool_idx < num_rows), pages_to_end, 0)
     first = tl.maximum(first, tl.minimum(pages_to_first * page_size - offset, end)).to(tl.int32)
@@ -93,7 +93,7 @@ def load_slots_of_run(
     # An offset is below 2**31 - 1, and so is a lane: their sum fits if it is unsigned, and is none
     # of a lane in front of the first only where the offset is negative.
     lane = tl.arange(0, tile_size)
-    token = lane.to(tl.uint32) + offset.to(tl.uint32)
+    token = lane.to(tl.uint32) + offset
     page_id = tl.load(
         req_to_page_ptr + (req_pool_idx * row_stride + page_idx) + token // page_size,
         mask=(lane >= first) & (lane < end),
