@@ -1030,7 +1030,7 @@ def ragged_candidates() -> list[Any]:
     tiles = [(512, 1), (512, 2), (512, 4), (1024, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
     mosts = (256, 512, 1024)
     by_request = [
-        RaggedShape(True, False, window, True, 8, 4, *tile, most)
+        RaggedShape(True, False, window, True, 32, 4, *tile, most)
         for window in (32, 64, 256, 1024)
         for tile in tiles
         for most in mosts

@@ -598,7 +598,7 @@ def _compute_chunks(
     """Return the four tensors of `Chunks` as int64, where they fit whatever they are."""
     bounds = torch.arange(0, (num_chunks + 1) * chunk_len, chunk_len, device=prefix_lens.device)
     # [c][i]: how many tokens of request i the first c chunks have.
-    covered = torch.minimum(prefix_lens.long().clamp(min=0), bounds[:, None])
+    covered = torch.minimum(prefix_lens.clamp(min=0), bounds[:, None])
     starts = bounds[:-1, None].expand(num_chunks, prefix_lens.numel())
     ends = covered[1:]
     len_in_chunk = ends - covered[:-1]

@@ -19,7 +19,8 @@ class RaggedShape(NamedTuple):
             which is soon done and makes what follows later.
         window_size: Requests that a program looks at, at a time.
         has_one_window: Whether no batch has more.
-        group_size: Requests whose elements one program handles if they have few.
+        group_size: Requests whose elements one program handles if they have few. If is_by_request,
+            whose lengths are added up at a time: 32 lie in a warp, and that takes no barrier.
         short_len: How many elements are few.
         tile_size: Elements, of requests with more than a few, that one program handles at a time.
         num_warps: Warps of a program.
@@ -60,12 +61,12 @@ class UniformShape(NamedTuple):
 
 
 RAGGED_SHAPES = {
-    "few, long": RaggedShape(True, False, 64, True, 8, 8, 2048, 4, 512, 64, 257),
+    "few, long": RaggedShape(True, False, 64, True, 32, 8, 2048, 4, 512, 64, 257),
     "few": RaggedShape(False, True, 64, True, 8, 8, 1024, 4, 512, 64),
     "some, very long": RaggedShape(False, False, 256, True, 16, 4, 2048, 4, 640, 256, 2049),
-    "some, long": RaggedShape(True, False, 256, True, 8, 8, 1024, 2, 512, 256, 257),
+    "some, long": RaggedShape(True, False, 256, True, 32, 8, 1024, 2, 512, 256, 257),
     "some": RaggedShape(False, True, 256, True, 8, 8, 1024, 4, 512, 256),
-    "many, long": RaggedShape(True, False, 1024, True, 8, 8, 2048, 4, 1024, 1024, 257),
+    "many, long": RaggedShape(True, False, 1024, True, 1024, 8, 2048, 4, 1024, 1024, 257),
     "many": RaggedShape(False, True, 1024, False, 64, 4, 1024, 8, 512),
 }
 """A launch has the first that it fits, and fits the last.

@@ -17,9 +17,6 @@ requests in a window at once, and picks from registers.
 import triton
 import triton.language as tl
 
-# Each warp has a vector of so many lanes to itself: to add it up takes no barrier.
-WARP_SIZE = tl.constexpr(32)
-
 
 @triton.jit
 def load_lens(lens_ptr, req_idx, is_request, num_skipped, max_len):

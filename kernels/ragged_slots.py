@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from .ragged_batch import (
-    WARP_SIZE,
     add_lens_before,
     clip_to_tile,
     find_owners,
@@ -92,6 +91,7 @@ def write_slots(
             req_idx,
             page_size,
             window_size,
+            group_size,
             tile_size,
         )
     elif program < num_groups:
@@ -176,6 +176,7 @@ def write_slots_by_request(
     req_idx,
     page_size: tl.constexpr,
     window_size: tl.constexpr,
+    group_size: tl.constexpr,
     tile_size: tl.constexpr,
 ):
     """Write the slots of one tile of a request, and of tiles that requests have too many of.
@@ -201,11 +202,10 @@ def write_slots_by_request(
     )
     # The page ids are under way while the lengths are added up: if there are not too many, by each
     # warp for itself, which takes no barrier.
-    num_lanes: tl.constexpr = WARP_SIZE if window_size <= 8 * WARP_SIZE else window_size
-    lens_before = tl.zeros([num_lanes], max_len.dtype)
-    longest = tl.zeros([num_lanes], max_len.dtype)
-    for first_idx in tl.static_range(0, window_size, num_lanes):
-        idx = first_idx + tl.arange(0, num_lanes)
+    lens_before = tl.zeros([group_size], max_len.dtype)
+    longest = tl.zeros([group_size], max_len.dtype)
+    for first_idx in tl.static_range(0, window_size, group_size):
+        idx = first_idx + tl.arange(0, group_size)
         lens = load_lens(lens_ptr, idx, idx < batch_size, num_skipped, max_len)
         lens_before += tl.where(idx < req_idx, lens, 0)
         longest = tl.maximum(longest, lens)

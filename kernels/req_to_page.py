@@ -76,8 +76,8 @@ def store_page_ids(
         new_occupied_pages_ptr: Page ids; int32.
         element: [lanes], which of the page ids.
         req_pool_idx: [lanes] int64, any values; nothing is written outside the pool.
-        page_idx: [lanes] int64, any values; nothing is written outside the row. Negative where a
-            sum has wrapped.
+        page_idx: [lanes], any values; nothing is written outside the row. Negative where a sum
+            has wrapped.
         is_active: [lanes] bool.
     """
     page_id = tl.load(new_occupied_pages_ptr + element, mask=is_active)
@@ -115,7 +115,7 @@ def update_short_requests(
     is_request = req_idx < batch_size
     count = load_lens(new_occupied_pages_num_ptr, req_idx, is_request, 0, num_page_ids)
     req_pool_idx = tl.load(req_pool_indices_ptr + req_idx, mask=is_request).to(tl.int64)
-    start = tl.load(pages_copy_starts_ptr + req_idx, mask=is_request).to(tl.int64)
+    start = tl.load(pages_copy_starts_ptr + req_idx, mask=is_request)
     counts_before = add_lens_before(
         new_occupied_pages_num_ptr, first_req_idx, 0, num_page_ids, window_size, has_one_window
     )
