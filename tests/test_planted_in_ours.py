@@ -102,8 +102,8 @@ PLANTED = [
     ),
     Planted(
         "two programs, one cell",
-        *("ragged_slots.py", "program.to(tl.int64) * group_size,"),
-        "program.to(tl.int64) * (group_size - 1),",
+        *("ragged_slots.py", "program * group_size,"),
+        "program * (group_size - 1),",
         *("race", r"write of out_cache_loc\[0\], which another program touches"),
         "    tl.store(",
     ),
