@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -28,6 +29,7 @@ REGISTRY = {
         "pagefault.kernels.out_cache_loc",
         "pagefault.kernels.decode_input_prep",
         "pagefault.kernels.chunked_prefill",
+        "pagefault.targets.ours",
     ),
     "tokenspeed": ("pagefault.targets.tokenspeed",),
 }
@@ -36,6 +38,9 @@ DESCRIPTIONS = {
     "ours": "the kernels of pagefault itself",
     "tokenspeed": "the kernels of the released tokenspeed package (make peers)",
 }
+
+
+Launch = Callable[[], AbstractContextManager[object]]
 
 
 class TargetError(ValueError):
@@ -100,6 +105,8 @@ class Target:
         known_faults: What it is known to do wrong.
         functions_terms: Terms of the functions that have some of their own.
         against: Another target, whose answers these are held against in place of the oracle's.
+        launches: By name, what makes a context in which the functions launch their kernels in
+            another shape than they would choose; the contract is the same in any.
     """
 
     name: str
@@ -110,6 +117,7 @@ class Target:
     known_faults: tuple[KnownFault, ...] = ()
     functions_terms: Mapping[str, Terms] = field(default_factory=dict)
     against: Target | None = None
+    launches: Mapping[str, Launch] = field(default_factory=dict)
 
     @property
     def domain(self) -> Domain:
@@ -119,6 +127,10 @@ class Target:
     def terms_of(self, function: str) -> Terms:
         """Return the terms of a function."""
         return self.functions_terms.get(function, Terms(self.dialect, self.without))
+
+    def launched(self, name: str) -> AbstractContextManager[object]:
+        """Return a context of `launches`, or one that changes nothing if the name is ""."""
+        return self.launches[name]() if name else nullcontext()
 
     def allows(self, family: Family, case: AnyCase) -> bool:
         """Return whether a case has none of the edges that the function can't do."""
@@ -329,7 +341,7 @@ def _target_of(name: str, modules: list[ModuleType]) -> Target:
         declared = getattr(module, DECLARATION, {})
         _expect_keys(name, DECLARATION, declared, _TARGET_KEYS)
         declaration.update(declared)
-    for key in ("skipped", "without", "functions"):
+    for key in ("skipped", "without", "functions", "launches"):
         _expect_dict(name, f"{DECLARATION}, {key}", declaration.get(key, {}))
     for family_name, reason in declaration.get("skipped", {}).items():
         skipped[family_name] = reason
@@ -354,13 +366,14 @@ def _target_of(name: str, modules: list[ModuleType]) -> Target:
             terms.without,
             tuple(KnownFault(**fault) for fault in declaration.get("known_faults", ())),
             {function: _terms(own, terms) for function, own in by_function.items()},
+            launches=declaration.get("launches", {}),
         )
     except (TypeError, ValueError, CaseError) as error:
         raise TargetError(f"target {name!r}: {DECLARATION}: {error}") from error
 
 
 _TERMS_KEYS = {"overflow_slot", "holes", "without"}
-_TARGET_KEYS = _TERMS_KEYS | {"known_faults", "skipped", "functions"}
+_TARGET_KEYS = _TERMS_KEYS | {"known_faults", "skipped", "functions", "launches"}
 
 
 def _expect_dict(name: str, where: str, declared: object) -> None:

@@ -12,7 +12,7 @@ PART, OTHER_PART = ("kernels", 10), ("kernels", 20)
 
 def call(*edges, accesses=1, reached=(PART,), fault="", sizes=(), times=1):
     """Return a call that has some edges and sizes, and what it takes on the original."""
-    item = SimpleNamespace(edges=frozenset(edges), sizes=frozenset(sizes))
+    item = SimpleNamespace(edges=frozenset(edges), sizes=frozenset(sizes), launch="")
     return item, Cost(accesses, 0.01, fault, dict.fromkeys(reached, times))
 
 

@@ -44,10 +44,12 @@ class Item:
     Attributes:
         family: The function's family.
         call: A case, or one with garbage.
+        launch: In which of the target's launches it is made; "" for what its functions choose.
     """
 
     family: Family
     call: Case | Garbage
+    launch: str = ""
 
     @property
     def case(self) -> Case:
@@ -82,10 +84,11 @@ class Item:
 
     def check(self, checker: Checker) -> Verdict:
         """Return what is wrong with the target's answer."""
-        if isinstance(self.call, Garbage):
-            # A child that takes too long is ended from outside.
-            return check_garbage(checker, self.family, self.call, seconds=3600.0)
-        return checker.check(self.family, self.call)
+        with checker.target.launched(self.launch):
+            if isinstance(self.call, Garbage):
+                # A child that takes too long is ended from outside.
+                return check_garbage(checker, self.family, self.call, seconds=3600.0)
+            return checker.check(self.family, self.call)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,12 @@ def draw_items(
     )
     spoilt = [g for g in spoilt if not is_refused(family, g.case)][:num_garbage]
     calls = _mixed(legal, spoilt, GARBAGE_ONE_IN - 1)
-    return [Item(family, call) for call in calls]
+    # Two calls in turn for each way to launch: one of them has garbage.
+    launches = ["", *target.launches]
+    return [
+        Item(family, call, launches[k // GARBAGE_ONE_IN % len(launches)])
+        for k, call in enumerate(calls)
+    ]
 
 
 def _drawn(strategy: Any, num: int, seed: int) -> list[Any]:
@@ -205,7 +213,7 @@ class Deck:
             item.edges
             | item.sizes
             | {
-                f"{module}:{start} {min(count.bit_length(), 3)}"
+                f"{item.launch} {module}:{start} {min(count.bit_length(), 3)}"
                 for (module, start), count in cost.reached.items()
             }
             for item, cost in zip(self.items, self.costs)

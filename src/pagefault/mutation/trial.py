@@ -32,7 +32,7 @@ MEMORY_BYTES = 2 << 30
 # A mutant that nothing has found is tried for so long at most, for each call that it is to be tried
 # on: longer than most take, but one that is right and launches a hundred programs where one is
 # enough would go on for minutes.
-SECONDS_A_CALL = 0.04
+SECONDS_A_CALL = 0.02
 
 # So many calls more, where values alone have seen a mutant, for other checks to see it too.
 CALLS_FOR_OTHERS = 5
