@@ -186,7 +186,9 @@ def markdown_of(report: Report, command: str, about: str, survival: Survival | N
         "The calls are the same for every mutant of a statement: of those that were drawn for its "
         "functions, half of them with garbage in their device tensors, those that reach the "
         "statement, which copies of the modules with probes have counted. Sizes are drawn near the "
-        "numbers in the target's own source too.",
+        "numbers in the target's own source too. Where the target names other launches, such as "
+        "small ones, in which a small batch reaches every loop, calls take them in turn with what "
+        "its functions choose.",
         "## What each check is worth",
         "A check *saw* a mutant if it had a finding in any call that was made; *only it* are the "
         "mutants that no other check saw, and that would have survived without it. Calls go on "
