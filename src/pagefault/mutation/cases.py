@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import resource
 import signal
 import time
@@ -27,6 +28,9 @@ GARBAGE_ONE_IN = 2
 
 # So many calls have each feature, where there are so many, before any is taken for being cheap.
 ROUNDS = 2
+
+# A call with more of anything is launched as its function chooses.
+MOST_SMALL = 500
 
 # What has more is a place far outside, and no size.
 MOST_BITS = 14
@@ -61,6 +65,17 @@ class Item:
         """Addresses that both replicas of its wide tables take."""
         spans = [self.case.span_of(name) for name in self.case.tables()]
         return sum(8 * span for span in spans if span > MOST_FILLED_ELEMENTS)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it has few requests, tokens and elements: other launches may be slow."""
+        tables = self.case.tables()
+        sizes = [
+            math.prod(argument.shape)
+            for argument in self.family.arguments(self.case)
+            if isinstance(argument, Tensor) and argument.name not in tables
+        ]
+        return max(*sizes, self.family.size(self.case), self.case.num_requests) <= MOST_SMALL
 
     @cached_property
     def edges(self) -> frozenset[str]:
@@ -161,12 +176,12 @@ def draw_items(
         garbage_of(family, narrow), 2 * num_garbage, derived_seed(seed, family.name, EDGE)
     )
     spoilt = [g for g in spoilt if not is_refused(family, g.case)][:num_garbage]
-    calls = _mixed(legal, spoilt, GARBAGE_ONE_IN - 1)
+    items = [Item(family, call) for call in _mixed(legal, spoilt, GARBAGE_ONE_IN - 1)]
     # Two calls in turn for each way to launch: one of them has garbage.
     launches = ["", *target.launches]
     return [
-        Item(family, call, launches[k // GARBAGE_ONE_IN % len(launches)])
-        for k, call in enumerate(calls)
+        replace(item, launch=launches[k // GARBAGE_ONE_IN % len(launches)] if item.is_small else "")
+        for k, item in enumerate(items)
     ]
 
 
