@@ -93,26 +93,39 @@ class UpdateReqToPageCase(PagesCase):
         self.check_ranges()
 
 
+# The lists of a scheduler step, which have one entry per request each.
+STEP_LISTS = ("request_ids", "request_pool_indices", "sizes", "begins", "new_occupied_pages")
+
+
 @dataclass(frozen=True)
 class UpdateBlockTableCase(PagesCase):
     """A call of `update_block_table`; it may be one that has to be refused.
 
     Attributes:
         sizes: [num_requests], how many pages the scheduler says that each request got.
+        short_list: Which list of the step lacks its last entry, as its place in `STEP_LISTS`
+            counted from 1; 0 for none.
     """
 
     PLAIN: ClassVar = {"req_to_page": Placement()}
 
     sizes: PerRequest
+    short_list: int = 0
 
     def check(self) -> None:
         check_page_ids(self, "req_to_page")
+        if not 0 <= self.short_list <= len(STEP_LISTS):
+            raise CaseError(f"short_list: {self.short_list}, but a step has {len(STEP_LISTS)}")
+        if self.short_list and not self.num_requests:
+            raise CaseError(f"short_list: {self.short_list}, but no list has an entry to lack")
         if not self.refusal:
             self.check_ranges()
 
     @property
     def refusal(self) -> str:
         """What the host has to refuse, or "" where nothing is wrong."""
+        if self.short_list:
+            return "list length"
         rows = self.req_pool_indices
         if rows and not 0 <= min(rows) <= max(rows) < self.req_to_page.num_rows:
             return "pool index"
@@ -126,7 +139,7 @@ class UpdateBlockTableCase(PagesCase):
         return ""
 
 
-REFUSALS = ("pool index", "begin", "size", "page id")
+REFUSALS = ("pool index", "begin", "size", "page id", "list length")
 
 
 def _make_pages(
@@ -221,6 +234,7 @@ def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTab
         off_by = choices.pick((1, 1, 1, 1, 2, 1000))
         rows, begins, page_ids, table = _make_pages(choices, domain, INT32_MAX)
         sizes = [len(ids) for ids in page_ids]
+        short_list = 0
         if rows and refusal:
             at = off_by % len(rows)
             if refusal == "pool index":
@@ -229,10 +243,18 @@ def update_block_table_cases(domain: Domain) -> st.SearchStrategy[UpdateBlockTab
                 begins[at] = -off_by
             elif refusal == "size":
                 sizes[at] += off_by if choices.one_in(2) else -off_by
+            elif refusal == "list length":
+                short_list = choices.pick(range(1, len(STEP_LISTS) + 1))
             elif page_ids[at]:
                 page_ids[at][-1] = 2**31 if choices.one_in(2) else INT32_MIN - off_by
         case = UpdateBlockTableCase(
-            tuple(rows), tuple(begins), _tuples(page_ids), table, tuple(sizes), layout=placements
+            tuple(rows),
+            tuple(begins),
+            _tuples(page_ids),
+            table,
+            tuple(sizes),
+            short_list,
+            layout=placements,
         )
         return widened(choices, domain, case, "req_to_page")
 

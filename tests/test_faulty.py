@@ -473,6 +473,12 @@ def faults_of_update_block_table():
     refused = "update_block_table returned, but should raise ValueError"
     yield planted("size_unchecked", "not refused", "ValueError", refused, ids=[[]])
     yield planted(
+        *("list_length_unchecked", "not refused", "ValueError", refused),
+        short_list=1,
+        ids=[[]],
+        sizes=[0],
+    )
+    yield planted(
         *("begin_unchecked", "not refused", "ValueError", refused),
         begins=[-1],
         ids=[[]],

@@ -360,7 +360,8 @@ class Case:
         unknown = sorted(set(fields) - set(types))
         if unknown:
             raise CaseError(f"unknown field {unknown[0]!r}, but should be one of {sorted(types)}")
-        missing = [name for name in types if name not in fields and name != "layout"]
+        required = _shape_of(cls).required
+        missing = [name for name in required if name not in fields]
         if missing:
             raise CaseError(f"field {missing[0]!r} is missing")
         values: dict[str, Any] = {
@@ -426,12 +427,14 @@ class _Shape:
 
     Attributes:
         types: By field.
+        required: Fields without a value of their own.
         per_request: Fields that have one entry per request.
         numbers: Fields that are a plain number.
         tables: Fields that are a page table.
     """
 
     types: dict[str, Any]
+    required: tuple[str, ...]
     per_request: tuple[str, ...]
     numbers: tuple[str, ...]
     tables: tuple[str, ...]
@@ -448,6 +451,7 @@ def _shape_of(cls: type[Case]) -> _Shape:
         annotated = typing.get_type_hints(cls, include_extras=True)
         shape = _Shape(
             {name: plain[name] for name in names},
+            tuple(f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING),
             tuple(n for n in names if _PER_REQUEST in getattr(annotated[n], "__metadata__", ())),
             tuple(name for name in names if plain[name] is int),
             tuple(name for name in names if plain[name] is PageTable),

@@ -13,6 +13,7 @@ from ..oracle import req_to_page as oracle
 from ..strategies.edges import INT32_MAX
 from ..strategies.req_to_page import (
     REFUSALS,
+    STEP_LISTS,
     PagesCase,
     UpdateBlockTableCase,
     UpdateReqToPageCase,
@@ -103,13 +104,16 @@ def _block_table_fields(values: Mapping[str, Any]) -> Changes:
 
 def _block_table_arguments(case: UpdateBlockTableCase) -> list[Argument]:
     def forward_op(device: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            request_ids=_request_ids(case),
-            request_pool_indices=list(case.req_pool_indices),
-            sizes=list(case.sizes),
-            begins=list(case.begins),
-            new_occupied_pages=[list(page_ids) for page_ids in case.new_occupied_pages],
+        lists: tuple[list[Any], ...] = (
+            _request_ids(case),
+            list(case.req_pool_indices),
+            list(case.sizes),
+            list(case.begins),
+            [list(page_ids) for page_ids in case.new_occupied_pages],
         )
+        if case.short_list:
+            lists[case.short_list - 1].pop()
+        return SimpleNamespace(**dict(zip(STEP_LISTS, lists, strict=True)))
 
     return [Plain("forward_op", forward_op), Plain("device", lambda device: device), _table(case)]
 

@@ -35,6 +35,8 @@ def write_pages_kernel(
 def update_block_table(forward_op, device, req_to_page):
     num_rows, max_pages = req_to_page.shape
     rows, begins = forward_op.request_pool_indices, forward_op.begins
+    if len({len(entries) for entries in vars(forward_op).values()}) > 1:
+        raise ValueError("the lists differ in length")
     for row, begin, size, page_ids in zip(
         rows, begins, forward_op.sizes, forward_op.new_occupied_pages
     ):
