@@ -93,11 +93,25 @@ def _update_fields(values: Mapping[str, Any]) -> Changes:
 
 def _block_table_fields(values: Mapping[str, Any]) -> Changes:
     forward_op = values["forward_op"]
+    lists = {name: list(getattr(forward_op, name)) for name in STEP_LISTS}
+    lens = {name: len(entries) for name, entries in lists.items()}
+    num_requests = max(lens.values())
+    short = [name for name in STEP_LISTS if lens[name] < num_requests]
+    if len(short) > 1 or any(lens[name] < num_requests - 1 for name in short):
+        raise CaseError(f"a case can lack one entry of one list, but the lists have {lens} entries")
+    page_ids = [list(ids) for ids in lists["new_occupied_pages"]]
+    # What is lacking is not seen, so that any entry does.
+    for name in short:
+        if name == "new_occupied_pages":
+            page_ids.append([])
+        else:
+            lists[name].append(len(page_ids[-1]) if name == "sizes" else 0)
     return {
-        "req_pool_indices": list(forward_op.request_pool_indices),
-        "begins": list(forward_op.begins),
-        "new_occupied_pages": [list(page_ids) for page_ids in forward_op.new_occupied_pages],
-        "sizes": list(forward_op.sizes),
+        "req_pool_indices": lists["request_pool_indices"],
+        "begins": lists["begins"],
+        "new_occupied_pages": page_ids,
+        "sizes": lists["sizes"],
+        "short_list": 1 + STEP_LISTS.index(short[0]) if short else 0,
         "req_to_page": values["req_to_page"],
     }
 
