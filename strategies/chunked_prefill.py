@@ -248,7 +248,8 @@ def chunking_cases(domain: Domain) -> st.SearchStrategy[ChunkingCase]:
             said += choices.pick((1, -1))
         elif refusal == "num_chunks":
             num_chunks = -1 - choices.below(3)
-        elif refusal == "start past int32":  # With no requests there is no start to be past it.
+        elif refusal == "start past int32" or (not batch_size and choices.one_in(2)):
+            # With no requests there is no start to be past it.
             chunk_len = 2**31 // 2 + choices.below(2)
             num_chunks = 3
         return ChunkingCase(tuple(prefixes), num_chunks, said, chunk_len, layout=placements)

@@ -12,6 +12,8 @@ from ..kernels.launches import RaggedShape, UniformShape
 # So many times fewer requests a window and elements a tile, and so many programs that share tiles.
 _WINDOW_DIVISOR, _TILE_DIVISOR = 16, 32
 _MOST_TILE_PROGRAMS = 3
+# Of the launch for any number of requests, which walks four windows at a time now and then.
+_ANY_WINDOW_SIZE = 16
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def small_launches() -> Iterator[None]:
 def _smaller(shape: RaggedShape) -> RaggedShape:
     is_any = shape.most_requests > launches.RAGGED_SHAPES["many, long"].most_requests
     return shape._replace(
-        window_size=shape.window_size // _WINDOW_DIVISOR,
+        window_size=_ANY_WINDOW_SIZE if is_any else shape.window_size // _WINDOW_DIVISOR,
         group_size=max(shape.group_size // _WINDOW_DIVISOR, 2),
         tile_size=shape.tile_size // _TILE_DIVISOR,
         max_tile_programs=_MOST_TILE_PROGRAMS,
