@@ -150,11 +150,18 @@ FEW_REQUESTS = 8
 
 
 def only_some(choices: Choices, wanted: Sequence[int]) -> list[int]:
-    """Return lengths of which, now and then, all are 0 but the last, or every tenth from there."""
+    """Return lengths of which, now and then, most are 0 or 1.
+
+    All are 0 but the last, or every tenth from there; or all are 1 but the longest, which is
+    anywhere: a prefill among decodes.
+    """
     num_requests = len(wanted)
-    if num_requests <= FEW_REQUESTS or not choices.one_in(6):
+    if num_requests <= FEW_REQUESTS or not choices.one_in(4):
         return list(wanted)
-    step = choices.pick((10, num_requests))
+    step = choices.pick((10, num_requests, 0, 0))
+    if not step:
+        longest_at = choices.below(num_requests)
+        return [max(wanted) if i == longest_at else 1 for i in range(num_requests)]
     return [length if (num_requests - 1 - i) % step == 0 else 0 for i, length in enumerate(wanted)]
 
 

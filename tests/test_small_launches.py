@@ -27,8 +27,8 @@ def test_a_small_launch_gives_the_same(name):
 def test_a_small_launch_has_little_of_everything_and_ends():
     before = launches.RAGGED_SHAPES
     with load_target("ours").launched("small"):
-        assert {shape.max_tile_programs for shape in launches.RAGGED_SHAPES.values()} == {3}
-        assert max(shape.tile_size for shape in launches.RAGGED_SHAPES.values()) == 64
+        assert {shape.max_tile_programs for shape in launches.RAGGED_SHAPES.values()} == {5}
+        assert max(shape.tile_size for shape in launches.RAGGED_SHAPES.values()) == 32
         for shape in launches.RAGGED_SHAPES.values():
             assert not shape.has_one_window or shape.most_requests <= shape.window_size
     assert launches.RAGGED_SHAPES is before

@@ -75,7 +75,7 @@ def chunking(prefix_lens, num_chunks, batch_size, chunk_len):
     """Return where the chunks of each prefix start and end."""
     if num_chunks < 0 or chunk_len < 1 or batch_size != len(prefix_lens):
         raise ValueError("chunking")
-    if (num_chunks - 1) * chunk_len >= 2**31:
+    if batch_size and (num_chunks - 1) * chunk_len >= 2**31:
         raise ValueError("chunk_len")
     starts = (torch.arange(num_chunks) * chunk_len)[:, None].expand(num_chunks, batch_size)
     ends = torch.minimum(prefix_lens[None, :].long(), starts + chunk_len)

@@ -8,7 +8,14 @@ from pagefault.kernels.chunked_prefill import (
     create_chunked_cache_kv_indices_paged,
     get_chunks_paged,
 )
-from pagefault.kernels.launches import RAGGED_SHAPES, UNIFORM_SHAPES, ragged_grid, ragged_shape
+from pagefault.kernels.launches import (
+    LARGE_OUTPUT,
+    RAGGED_SHAPES,
+    UNIFORM_SHAPES,
+    ragged_grid,
+    ragged_shape,
+    uniform_shape,
+)
 from pagefault.kernels.out_cache_loc import compute_out_cache_loc, compute_out_cache_loc_uniform
 from pagefault.kernels.req_to_page import update_req_to_page
 from pagefault.kernels.uniform_batch import count_lane_bits, count_uniform_programs, has_own_tiles
@@ -147,6 +154,11 @@ def test_uniform_slots_in_every_shape(device, name, length, monkeypatch):
     batch = inputs.rows, length, inputs.starts, inputs.table
     compute_out_cache_loc_uniform(out, *batch, PAGE_SIZE)
     assert out.tolist() == inputs.slots + [UNTOUCHED] * 9
+
+
+def test_a_large_output_of_one_length_has_larger_tiles():
+    assert uniform_shape(0) is uniform_shape(LARGE_OUTPUT - 1) is UNIFORM_SHAPES["any"]
+    assert uniform_shape(LARGE_OUTPUT) is uniform_shape(2**40) is UNIFORM_SHAPES["large output"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,18 @@ def test_garbage_counts_by_tensor_and_kind():
             "page_size": 1,
         }
     )
-    spoilt = (("cache_start", 0, -1), ("req_pool_indices", 0, 3), ("input_lengths", 0, -7))
+    spoilt = (
+        ("cache_start", 0, -1),
+        ("req_pool_indices", 0, 3),
+        ("input_lengths", 0, -6),
+        ("req_to_pages", 0, -7),
+        ("req_to_pages", 1, 2),
+    )
     edges = Item(family_named("compute_out_cache_loc"), Garbage(case, spoilt)).edges
-    assert {"cache_start -1", "req_pool_indices size", "input_lengths negative"} <= edges
+    assert {
+        "cache_start -1",
+        "req_pool_indices as req_to_pages has in dimension 1",
+        "input_lengths just negative",
+        "req_to_pages far negative",
+        "req_to_pages another",
+    } <= edges

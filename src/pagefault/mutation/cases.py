@@ -27,7 +27,7 @@ from .probes import Part, take_reached
 GARBAGE_ONE_IN = 2
 
 # So many calls have each feature, where there are so many, before any is taken for being cheap.
-ROUNDS = 2
+ROUNDS = 1
 
 # A call with more of anything is launched as its function chooses.
 MOST_SMALL = 500
@@ -131,20 +131,22 @@ class Cost:
 def _kinds_of_garbage(family: Family, garbage: Garbage) -> set[str]:
     """Return which tensors hold what, as far as a kernel may treat it in a way of its own."""
     sizes = {
-        size
+        size: f"as {argument.name} has in dimension {dimension}"
         for argument in family.arguments(garbage.case)
         if isinstance(argument, Tensor)
-        for size in argument.shape
+        for dimension, size in enumerate(argument.shape)
     }
-    kinds = set()
-    for name, _, value in garbage.spoilt:
-        kind = "negative" if value < 0 else "past 32 bits" if value >= 2**31 else "another"
-        if value in (-1, 0):
-            kind = str(value)
-        elif value in sizes:
-            kind = "size"
-        kinds.add(f"{name} {kind}")
-    return kinds
+    return {f"{name} {_kind_of_value(value, sizes)}" for name, _, value in garbage.spoilt}
+
+
+def _kind_of_value(value: int, sizes: Mapping[int, str]) -> str:
+    if value in (-1, 0):
+        return str(value)
+    if value < 0:
+        return "just negative" if value >= -2 * max(sizes) else "far negative"
+    if value in sizes:
+        return sizes[value]
+    return "past 32 bits" if value >= 2**31 else "another"
 
 
 def draw_items(

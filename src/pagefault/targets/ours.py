@@ -9,11 +9,13 @@ from unittest import mock
 from ..kernels import chunked_prefill, launches
 from ..kernels.launches import RaggedShape, UniformShape
 
-# So many times fewer requests a window and elements a tile, and so many programs that share tiles.
-_WINDOW_DIVISOR, _TILE_DIVISOR = 16, 32
-_MOST_TILE_PROGRAMS = 3
-# Of the launch for any number of requests, which walks four windows at a time now and then.
-_ANY_WINDOW_SIZE = 16
+# Requests a window, by what a window has; of a launch for any number of requests, the last. A few
+# requests more than that take several windows, of which some programs walk four at a time.
+_SMALL_WINDOWS = {64: 4, 256: 8, 1024: 16}
+_ANY_WINDOW = 4
+# So many times fewer elements a tile, and so many programs that share tiles: two for each of two
+# requests, and some for either to take turns with.
+_TILE_DIVISOR, _MOST_TILE_PROGRAMS = 64, 5
 
 
 @contextmanager
@@ -34,13 +36,14 @@ def small_launches() -> Iterator[None]:
 
 
 def _smaller(shape: RaggedShape) -> RaggedShape:
-    is_any = shape.most_requests > launches.RAGGED_SHAPES["many, long"].most_requests
+    is_any = not shape.has_one_window
+    window_size = _ANY_WINDOW if is_any else _SMALL_WINDOWS[shape.window_size]
     return shape._replace(
-        window_size=_ANY_WINDOW_SIZE if is_any else shape.window_size // _WINDOW_DIVISOR,
-        group_size=max(shape.group_size // _WINDOW_DIVISOR, 2),
+        window_size=window_size,
+        group_size=min(max(shape.group_size // 16, 2), window_size),
         tile_size=shape.tile_size // _TILE_DIVISOR,
         max_tile_programs=_MOST_TILE_PROGRAMS,
-        most_requests=shape.most_requests if is_any else shape.most_requests // _WINDOW_DIVISOR,
+        most_requests=shape.most_requests if is_any else window_size,
         least_room=-(-shape.least_room // _TILE_DIVISOR),
     )
 
